@@ -1,0 +1,122 @@
+"""Read one safetensors header.
+
+`safetensors.safe_open` is the reference parser and has the last word; the strict JSON read beside
+it gives the byte ranges and refuses what `safe_open` lets through (a name given twice, of which it
+would keep the last).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+import safetensors
+import xxhash
+
+from moeconv.checkpoint.types import SourceFile, TensorRef
+from moeconv.errors import SourceError
+from moeconv.tensors import BITS, TensorSpec
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Json
+
+_PREFIX_BYTES: Final = 8
+"""The header's length comes first, as a little-endian 64-bit integer."""
+
+MAX_HEADER_BYTES: Final = 100_000_000
+"""The largest header that safetensors 0.8.0 accepts."""
+
+_PROBE_BYTES: Final = 1 << 16
+
+
+def read_header(root: Path, name: str) -> tuple[SourceFile, list[TensorRef]]:
+    """Return what the file `root/name` is and which tensors it holds.
+
+    Raises
+    ------
+    SourceError
+        The file is missing, shorter or longer than its header says, or no safetensors file.
+    """
+    path = root / name
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            raw = _raw_header(file.read(_PREFIX_BYTES), size, name)
+            text = file.read(raw)
+            refs = _refs(text, name, size - _PREFIX_BYTES - raw)
+            probe = _probe(file.fileno(), _PREFIX_BYTES + raw, size)
+        with safetensors.safe_open(path, framework="numpy"):
+            pass
+    except FileNotFoundError:
+        message = f"`{name}` is not in `{root}`"
+        raise SourceError(message, hint="fetch the missing shard, then run again") from None
+    except (OSError, safetensors.SafetensorError) as error:
+        message = f"`{name}` cannot be read as safetensors: {error}"
+        raise SourceError(message, hint="fetch this file again") from error
+    return SourceFile(name, size, hashlib.sha256(text).hexdigest(), probe), refs
+
+
+def _raw_header(prefix: bytes, size: int, name: str) -> int:
+    length = int.from_bytes(prefix, "little")
+    most = min(size - _PREFIX_BYTES, MAX_HEADER_BYTES)
+    if len(prefix) < _PREFIX_BYTES or not len("{}") <= length <= most:
+        message = f"`{name}` has no safetensors header: {size} bytes, header length {length}"
+        raise SourceError(message, hint="the file is cut short or is no safetensors file")
+    return length
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        names = [key for key, _ in pairs]
+        twice = sorted({key for key in names if names.count(key) > 1})
+        message = f"header names {twice[0]!r} twice"
+        raise ValueError(message)
+    return table
+
+
+def _refs(text: bytes, name: str, data_bytes: int) -> list[TensorRef]:
+    try:
+        header = dict(json.loads(text, object_pairs_hook=_unique))
+        header.pop("__metadata__", None)
+        begin = _PREFIX_BYTES + len(text)
+        refs = [_ref(tensor, entry, name, begin) for tensor, entry in header.items()]
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"`{name}` has a broken header: {error}"
+        raise SourceError(message, hint="fetch this file again") from error
+    end = max((ref.begin + ref.spec.nbytes for ref in refs), default=_PREFIX_BYTES + len(text))
+    missing = end - _PREFIX_BYTES - len(text) - data_bytes
+    if missing > 0:
+        last = max(refs, key=lambda ref: ref.begin + ref.spec.nbytes)
+        message = (
+            f"`{name}` is shorter than its header says: expected {end} bytes, found "
+            f"{end - missing} (`{last.name}` ends past the file)"
+        )
+        raise SourceError(message, hint="the download was cut short; fetch this file again")
+    return refs
+
+
+def _ref(tensor: str, entry: dict[str, Json], name: str, data_begin: int) -> TensorRef:
+    dtype = str(entry["dtype"])
+    if dtype not in BITS:
+        message = f"`{tensor}` has the unknown dtype {dtype}"
+        raise ValueError(message)
+    shape = tuple(int(cast("int", size)) for size in cast("list[Json]", entry["shape"]))
+    begin, end = (int(cast("int", at)) for at in cast("list[Json]", entry["data_offsets"]))
+    spec = TensorSpec(dtype, shape)
+    if min((*shape, begin)) < 0 or spec.bits % 8 or end - begin != spec.nbytes:
+        message = f"`{tensor}` is {spec}, but its bytes are [{begin}, {end})"
+        raise ValueError(message)
+    return TensorRef(tensor, spec, name, data_begin + begin)
+
+
+def _probe(fd: int, begin: int, end: int) -> str:
+    """Digest a few places of the data, so that two fine-tunes of one shape have two identities."""
+    digest = xxhash.xxh3_128()
+    middle = (begin + end) // 2
+    for at in (begin, middle, max(begin, end - _PROBE_BYTES)):
+        digest.update(os.pread(fd, min(_PROBE_BYTES, end - at), at))
+    return digest.hexdigest()

@@ -1,0 +1,139 @@
+"""The one place where source bytes enter.
+
+Bytes go by `preadv` into memory that the caller owns and reuses. A memory map would count every
+page of the checkpoint as resident, and a fresh buffer per tensor fragments the heap.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+import numpy as np
+
+from moeconv.errors import SourceError
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Part, TensorRef
+    from moeconv.tensors import Bytes
+
+    Items: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.void]]
+
+_TILE = 64
+"""Rows and columns of a tile when a matrix is transposed: one cache line of 16-bit items."""
+
+
+class Reader:
+    """Reads tensors of one checkpoint; safe to use from several threads.
+
+    Parameters
+    ----------
+    root
+        The directory that `TensorRef.file` is relative to.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.bytes_read = 0
+        self._root = root
+        self._fds: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+    def read(self, ref: TensorRef, begin: int, out: Bytes) -> None:
+        """Fill `out` (contiguous bytes) from byte `begin` of the tensor on.
+
+        Raises
+        ------
+        SourceError
+            The file ended early or cannot be read.
+        """
+        view = memoryview(out).cast("B")
+        done = 0
+        try:
+            fd = self._fd(ref.file)
+            while done < len(view):
+                got = os.preadv(fd, [view[done:]], ref.begin + begin + done)
+                if got == 0:
+                    break
+                done += got
+            with self._lock:
+                self.bytes_read += done
+        except OSError as error:
+            message = f"`{ref.file}` cannot be read at `{ref.name}`: {error.strerror}"
+            raise SourceError(message) from error
+        if done < len(view):
+            message = (
+                f"`{ref.file}` ended inside `{ref.name}`: expected {len(view)} bytes at "
+                f"{ref.begin + begin}, found {done}"
+            )
+            raise SourceError(message, hint="did the source change while it was converted?")
+
+    def read_part(self, part: Part, out: Bytes, scratch: Bytes) -> Bytes:
+        """Put the logical matrix of `part` into `out` and return the bytes that were read.
+
+        Parameters
+        ----------
+        part
+            What to read.
+        out
+            `[rows, row bytes]` of the logical matrix; rows may be further apart than they are long.
+        scratch
+            Contiguous bytes, as many as `scratch_bytes` says.
+
+        Returns
+        -------
+        Bytes
+            The contiguous source bytes of `part.span`, for a digest; valid until the next read.
+        """
+        begin, end = part.span
+        if part.is_whole_rows and out.flags.c_contiguous:
+            flat = out.reshape(-1)
+            self.read(part.ref, begin, flat)
+            return flat
+        raw = scratch[: end - begin]
+        self.read(part.ref, begin, raw)
+        items = raw.view(f"V{part.item_bytes}").reshape(-1, part.stored_shape[1])
+        taken = items[:: part.rows.step, part.cols.start : part.cols.stop : part.cols.step]
+        _copy(out.view(items.dtype), taken.T if part.transposed else taken)
+        return raw
+
+    def _fd(self, file: str) -> int:
+        with self._lock:
+            if file not in self._fds:
+                self._fds[file] = os.open(self._root / file, os.O_RDONLY | os.O_CLOEXEC)
+            return self._fds[file]
+
+
+def scratch_bytes(part: Part, row_bytes: int) -> int:
+    """Return the bytes that `read_part` needs beside an output with rows `row_bytes` apart."""
+    begin, end = part.span
+    is_adjacent = part.is_whole_rows and part.shape[1] * part.item_bytes == row_bytes
+    return 0 if is_adjacent else end - begin
+
+
+def _copy(out: Items, source: Items) -> None:
+    """Copy a strided matrix, a transposed one in tiles, so that each cache line is read once."""
+    width = source.dtype.itemsize
+    if width in {1, 2, 4, 8}:
+        # Numpy copies integers by the word, but items of a void dtype one call at a time.
+        out, source = out.view(f"u{width}"), source.view(f"u{width}")
+    if source.strides[1] <= source.strides[0]:
+        np.copyto(out, source)
+        return
+    for row in range(0, source.shape[0], _TILE):
+        np.copyto(out[row : row + _TILE], source[row : row + _TILE])

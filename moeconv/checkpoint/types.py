@@ -1,0 +1,127 @@
+"""The nouns of a source checkpoint: where each tensor's bytes are, and which of them are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from moeconv.tensors import BITS, TensorSpec
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """One tensor of a checkpoint: `spec.nbytes` bytes from `begin` in `file`."""
+
+    name: str
+    spec: TensorSpec
+    file: str
+    begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A 2-D piece of a source tensor, as the stored rows and columns that hold it.
+
+    A per-expert matrix, one expert of a stack, one half of a fused projection and the slice of
+    a tensor-parallel rank are all the same thing: a tensor and an index into it.
+
+    Attributes
+    ----------
+    ref
+        The tensor. Axes after the row axis count as one: `[E, 2I, H/32, 16]` is `E` matrices
+        of `[2I, H/2]`. A vector or scalar is one column.
+    expert
+        Index on the leading axis of a stack; `None` where the tensor is one expert's.
+    rows, cols
+        What is taken of the *stored* axes, in elements.
+    transposed
+        The matrix is stored as `[in, out]`; the logical one is its transpose.
+    """
+
+    ref: TensorRef
+    expert: int | None
+    rows: range
+    cols: range
+    transposed: bool = False
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        """Rows and columns of the whole stored matrix, in elements."""
+        shape = self.ref.spec.shape if self.expert is None else self.ref.spec.shape[1:]
+        if not shape:
+            return 1, 1
+        cols = 1
+        for size in shape[1:]:
+            cols *= size
+        return shape[0], cols
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the logical matrix, in elements."""
+        size = (len(self.rows), len(self.cols))
+        return size[::-1] if self.transposed else size
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes an element (an `F4` pair counts as one byte-wide element of half the columns)."""
+        return BITS[self.ref.spec.dtype] // 8
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Byte range within the tensor that holds the taken rows, whole rows only."""
+        rows, cols = self.stored_shape
+        pitch = cols * self.item_bytes
+        first = (self.expert or 0) * rows + self.rows.start
+        return first * pitch, (first + self.rows[-1] + 1 - self.rows.start) * pitch
+
+    @property
+    def is_whole_rows(self) -> bool:
+        """Whether the bytes of `span` are the logical matrix as they are."""
+        return (
+            not self.transposed and self.rows.step == 1 and len(self.cols) == self.stored_shape[1]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A weight file: its size, and digests that tell two checkpoints of one shape apart."""
+
+    name: str
+    size: int
+    header_sha256: str
+    probe_xxh3: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose headers were read and agree with each other.
+
+    Attributes
+    ----------
+    root
+        The directory.
+    name
+        What to call it: the directory's name.
+    config
+        `config.json`, decoded.
+    tensors
+        Every tensor by name.
+    files
+        The weight files, sorted by name.
+    side_files
+        Everything else that a converted directory keeps, relative to `root`.
+    warnings
+        What is odd about it, a sentence each, but harmless.
+    """
+
+    root: Path
+    name: str
+    config: Mapping[str, Json]
+    tensors: Mapping[str, TensorRef]
+    files: tuple[SourceFile, ...]
+    side_files: tuple[str, ...]
+    warnings: tuple[str, ...] = field(default=())
