@@ -1,0 +1,42 @@
+"""How do elements move on this device?"""
+
+from __future__ import annotations
+
+import ctypes.util
+from typing import TYPE_CHECKING
+
+from moeconv.errors import UnsupportedError
+from moeconv.kernels.cpu import CpuKernels
+
+if TYPE_CHECKING:
+    from moeconv.layouts.verbs import Kernels
+
+
+def pick(device: str) -> Kernels:
+    """Return the kernels for `auto`, `cpu`, `cuda` or `cuda:<n>`.
+
+    Torch is imported only where a CUDA driver is installed, since that takes seconds.
+
+    Raises
+    ------
+    UnsupportedError
+        No such device.
+    """
+    if device == "auto":
+        device = "cuda" if _has_cuda() else "cpu"
+    if device == "cpu":
+        return CpuKernels()
+    if device == "cuda" or device.removeprefix("cuda:").isdigit():
+        from moeconv.kernels.cuda import CudaKernels
+
+        return CudaKernels("cuda:0" if device == "cuda" else device)
+    message = f"`--device {device}` is none of auto, cpu, cuda and cuda:<n>"
+    raise UnsupportedError(message)
+
+
+def _has_cuda() -> bool:
+    if ctypes.util.find_library("cuda") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
