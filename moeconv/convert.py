@@ -1,0 +1,118 @@
+"""The line: for each job read, lay out, write, record; when all are done, seal."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from moeconv.checkpoint.reader import Reader
+from moeconv.describe import describe
+from moeconv.output.directory import OutputDirectory, copy_side_files
+from moeconv.output.manifest import Manifest, RunEntry, ShardRecord
+from moeconv.pipeline import Limits, Moved, Pipeline
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Checkpoint
+    from moeconv.layouts.verbs import Kernels
+    from moeconv.plan import Plan
+
+_POLL_S: Final = 0.2
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is known of this process's run so far."""
+
+    device: str
+    workers: int
+    started_s: float = field(default_factory=time.monotonic)
+    bytes_read: int = 0
+    bytes_written: int = 0
+    jobs_resumed: int = 0
+
+    def entry(self) -> RunEntry:
+        """Return the run as the manifest keeps it."""
+        return RunEntry(
+            device=self.device,
+            workers=self.workers,
+            seconds=round(time.monotonic() - self.started_s, 3),
+            bytes_read=self.bytes_read,
+            bytes_written=self.bytes_written,
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            jobs_resumed=self.jobs_resumed,
+        )
+
+
+def convert(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    directory: OutputDirectory,
+    kernels: Kernels,
+    limits: Limits,
+) -> Iterator[Moved | ShardRecord | Manifest]:
+    """Convert a checkpoint into a directory that belongs to the plan.
+
+    Yields bytes as they are done, the record of each shard as it becomes durable (also of those
+    that were there), and the manifest once the directory is whole.
+
+    Raises
+    ------
+    SourceError
+        The source changed or cannot be read.
+    UnsupportedError
+        The memory limit does not hold one expert.
+    OutputError
+        The directory cannot be written.
+    """
+    run = _Run(kernels.device, limits.workers)
+    records: dict[int, ShardRecord] = {}
+    with (
+        Reader(checkpoint.root) as reader,
+        Pipeline(reader, kernels, plan.jobs, limits) as pipeline,
+    ):
+        waiting = _own_share_first(len(plan.jobs))
+        while waiting and not directory.is_sealed():
+            before = len(waiting)
+            for number in tuple(waiting):
+                job = plan.jobs[number]
+                with directory.claim(number) as is_mine:
+                    if not is_mine or directory.is_sealed():
+                        continue
+                    record = directory.record(number, job.file)
+                    if record is None:
+                        final = directory.root / job.file
+                        for event in pipeline.fill(job, directory.temporary(number), final):
+                            if isinstance(event, Moved):
+                                run.bytes_written += event.nbytes
+                                yield event
+                            else:
+                                record = event
+                                directory.add_record(number, record)
+                    else:
+                        run.jobs_resumed += 1
+                if record is not None:
+                    records[number] = record
+                    waiting.remove(number)
+                    yield record
+            if len(waiting) == before:
+                time.sleep(_POLL_S)  # the rest is being done by other processes
+        run.bytes_read = reader.bytes_read
+    with directory.sealing() as is_mine:
+        if is_mine:
+            copy_side_files(checkpoint.root, directory.root, checkpoint.side_files)
+            side = [directory.file_entry(name) for name in checkpoint.side_files]
+            shards = [records[number] for number in range(len(plan.jobs))]
+            directory.seal(describe(plan, checkpoint, shards, side, run.entry()))
+    directory.clean()
+    yield directory.manifest()
+
+
+def _own_share_first(count: int) -> list[int]:
+    """Return job numbers, starting where this process's share of them starts (torchrun's names)."""
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    start = count * rank // max(size, 1)
+    return [*range(start, count), *range(start)]

@@ -1,0 +1,209 @@
+"""The output directory while it grows: who may write there, what is done, when it is whole.
+
+    OUT/.moeconv/plan.json      the plan's id and what it is made of
+    OUT/.moeconv/records/N.json what job N wrote; its shard is durable before this is
+    OUT/.moeconv/locks/N        held while job N runs; the system frees it with its process
+    OUT/.moeconv/tmp/           shards that are not whole yet
+
+Processes with the same plan id join in. `seal` writes the rest of the directory, then the
+manifest, then removes `.moeconv/`: without a manifest there is no model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import filelock
+
+from moeconv.errors import OutputError
+from moeconv.output.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    ShardRecord,
+    decode,
+    encode,
+    read_manifest,
+)
+from moeconv.output.shard import sync_folder, write_file, writing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WORK_FOLDER: Final = ".moeconv"
+_READABLE_CHARS: Final = 40
+
+
+class OutputDirectory:
+    """An output directory that belongs to one plan.
+
+    Parameters
+    ----------
+    root
+        The directory; made if it is not there.
+    plan_id, identity
+        The plan's digest, and what it is a digest of.
+    overwrite
+        Replace what is there, if it is moeconv's.
+
+    Raises
+    ------
+    OutputError
+        It is not empty and not moeconv's, or holds another plan.
+    """
+
+    def __init__(
+        self, root: Path, plan_id: str, identity: Mapping[str, str], *, overwrite: bool = False
+    ) -> None:
+        self.root = root
+        self._plan_id = plan_id
+        self._work = root / WORK_FOLDER
+        if overwrite:
+            _remove(root)
+        self.finished = self._is_finished(identity)
+        if self.finished:
+            return
+        _check_ours(root)
+        with writing(root), self._lock("plan"):
+            self._join(identity)
+
+    def temporary(self, number: int) -> Path:
+        """Return where the shard of a job grows."""
+        return self._work / "tmp" / f"{number}.safetensors"
+
+    @contextlib.contextmanager
+    def claim(self, number: int) -> Iterator[bool]:
+        """Hold a job while the block runs; false if another process holds it."""
+        lock = self._lock(str(number))
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def record(self, number: int, file: str) -> ShardRecord | None:
+        """Return what a finished job wrote, if its shard is still there."""
+        try:
+            data = (self._work / "records" / f"{number}.json").read_bytes()
+        except FileNotFoundError:
+            return None
+        record = decode(data, ShardRecord, f"{WORK_FOLDER}/records/{number}.json")
+        path = self.root / file
+        is_whole = record.file == file and path.is_file() and path.stat().st_size == record.size
+        return record if is_whole else None
+
+    def add_record(self, number: int, record: ShardRecord) -> None:
+        """Note that a job is done; its shard must be durable by now."""
+        write_file(self._work / "records" / f"{number}.json", encode(record))
+
+    @contextlib.contextmanager
+    def sealing(self) -> Iterator[bool]:
+        """Hold the right to seal; false if another process has sealed meanwhile."""
+        with self._lock("seal"):
+            yield not (self.root / MANIFEST_NAME).exists()
+
+    def seal(self, manifest: Manifest) -> None:
+        """Write the manifest last, then drop the work folder."""
+        write_file(self.root / MANIFEST_NAME, encode(manifest))
+
+    def clean(self) -> None:
+        """Remove the work folder of a sealed directory."""
+        shutil.rmtree(self._work, ignore_errors=True)
+
+    def manifest(self) -> Manifest:
+        """Read the manifest of a sealed directory."""
+        return read_manifest(self.root)
+
+    def file_entry(self, name: str) -> FileEntry:
+        """Return size and SHA-256 of a small file of the directory."""
+        data = (self.root / name).read_bytes()
+        return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())
+
+    def is_sealed(self) -> bool:
+        """Return whether the manifest is there."""
+        return (self.root / MANIFEST_NAME).exists()
+
+    def _lock(self, name: str) -> filelock.FileLock:
+        folder = self._work / "locks"
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return filelock.FileLock(folder / name)
+
+    def _is_finished(self, identity: Mapping[str, str]) -> bool:
+        if not (self.root / MANIFEST_NAME).exists():
+            return False
+        manifest = read_manifest(self.root)
+        if manifest.plan_id == self._plan_id:
+            return True
+        message = f"`{self.root}` holds another conversion, which differs in "
+        message += _differences(manifest.plan, identity)
+        raise OutputError(message, hint="give another `--out`, or `--overwrite` to replace it")
+
+    def _join(self, identity: Mapping[str, str]) -> None:
+        path = self._work / "plan.json"
+        mine = {"id": self._plan_id, **identity}
+        if not path.exists():
+            write_file(path, encode(mine))
+            return
+        theirs = decode(path.read_bytes(), dict[str, str], f"{WORK_FOLDER}/plan.json")
+        if theirs.get("id") == self._plan_id:
+            return
+        message = f"`{self.root}` holds another plan, which differs in "
+        message += _differences(theirs, identity)
+        hint = "give another `--out`, the options it was begun with, or `--overwrite`"
+        raise OutputError(message, hint=hint)
+
+
+def _differences(theirs: Mapping[str, str], mine: Mapping[str, str]) -> str:
+    shown = []
+    for key in mine:
+        there = theirs.get(key, "nothing")
+        if there == mine[key]:
+            continue
+        is_digest = max(len(there), len(mine[key])) > _READABLE_CHARS
+        shown.append(key if is_digest else f"{key} ({there} there, {mine[key]} now)")
+    return "; ".join(shown)
+
+
+def _check_ours(root: Path) -> None:
+    if not root.exists():
+        return
+    if not root.is_dir():
+        message = f"`{root}` is not a directory"
+        raise OutputError(message)
+    if not (root / WORK_FOLDER).is_dir() and any(root.iterdir()):
+        message = f"`{root}` is not empty and not a moeconv directory"
+        raise OutputError(message, hint="give another `--out`; nothing there was touched")
+
+
+def _remove(root: Path) -> None:
+    """Empty a moeconv directory; a crash leaves it unfinished, never whole and never strange."""
+    if not root.exists() or not any(root.iterdir()):
+        return
+    if not (root / MANIFEST_NAME).exists() and not (root / WORK_FOLDER).is_dir():
+        message = f"`{root}` is not a moeconv directory, so `--overwrite` does not touch it"
+        raise OutputError(message, hint="give another `--out`")
+    with writing(root):
+        (root / WORK_FOLDER).mkdir(exist_ok=True)
+        (root / MANIFEST_NAME).unlink(missing_ok=True)
+        sync_folder(root)
+        for path in sorted(root.iterdir(), key=lambda path: path.name == WORK_FOLDER):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def copy_side_files(source: Path, root: Path, names: Sequence[str]) -> None:
+    """Copy small files as they are, each whole or not at all."""
+    for name in names:
+        write_file(root / name, (source / name).read_bytes())

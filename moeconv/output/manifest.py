@@ -1,0 +1,266 @@
+"""What a converted directory says of itself: `moeconv.json`, manifest and index in one.
+
+Decoding is strict about what is there and lenient about what a later version adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from moeconv.errors import SourceError, VerifyError
+
+MANIFEST_NAME: Final = "moeconv.json"
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    """An engine that takes the layout: its versions and what selects the kernel there."""
+
+    name: str
+    versions: str
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutEntry:
+    """Which bytes the experts are in.
+
+    Attributes
+    ----------
+    order
+        `stored` (any TP reads ranges) or `engine` (made for `tp`).
+    tp
+        The TP size it is made for; `None` for any.
+    fingerprint
+        SHA-256 of a fixed probe, by kind and parameter.
+    """
+
+    id: str
+    version: int
+    order: str
+    tp: int | None
+    engines: tuple[EngineEntry, ...]
+    fingerprint: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFileEntry:
+    """A weight file of the source; `sha256` where it is known."""
+
+    name: str
+    size: int
+    header_sha256: str
+    probe_xxh3: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """Where the bytes came from."""
+
+    name: str
+    revision: str | None
+    model_types: tuple[str, ...]
+    family: str
+    files: tuple[SourceFileEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StackEntry:
+    """One layer's experts: prefix in the checkpoint, sizes, scheme, and the TP sizes served."""
+
+    prefix: str
+    layer: int
+    experts: int
+    hidden: int
+    intermediate: int
+    gated: bool
+    order: str
+    scheme: str
+    tp_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A converted tensor: experts `first` to `last` of one engine parameter.
+
+    `begin` and `end` are byte offsets in `file`; `xxh3` has one digest an expert, in order.
+    """
+
+    name: str
+    prefix: str
+    param: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    end: int
+    first: int
+    last: int
+    rank: int | None
+    xxh3: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightEntry:
+    """A tensor that passed through, byte for byte under its own name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    end: int
+    xxh3: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of the directory."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDigest:
+    """XXH3-128 of the bytes `[begin, end)` of a source tensor, as they passed."""
+
+    name: str
+    begin: int
+    end: int
+    xxh3: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """How the last run went; the only part that differs between two equal conversions."""
+
+    device: str
+    workers: int
+    seconds: float
+    bytes_read: int
+    bytes_written: int
+    peak_rss_bytes: int
+    jobs_resumed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The whole of `moeconv.json`.
+
+    Attributes
+    ----------
+    plan_id, plan
+        Digest of all that decides the bytes, and what it is a digest of.
+    partial
+        Which part of the model is here, as `layers 0-1`; `None` when it is all of it.
+    dtype
+        The serving dtype that the bytes were made for.
+    tensors, weights
+        Converted tensors, and those that passed through.
+    files
+        Every other file of the directory.
+    sources
+        Digests of the source tensors.
+    """
+
+    format: int
+    plan_id: str
+    plan: dict[str, str]
+    partial: str | None
+    dtype: str
+    layout: LayoutEntry
+    source: SourceEntry
+    tools: dict[str, str]
+    stacks: tuple[StackEntry, ...]
+    tensors: tuple[TensorEntry, ...]
+    weights: tuple[WeightEntry, ...]
+    files: tuple[FileEntry, ...]
+    sources: tuple[SourceDigest, ...]
+    run: RunEntry
+
+    def entries(self) -> Iterator[TensorEntry | WeightEntry]:
+        """Return every tensor of the directory."""
+        yield from self.tensors
+        yield from self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """A tensor of a finished shard: one digest an expert, or one for a passthrough tensor."""
+
+    name: str
+    begin: int
+    end: int
+    xxh3: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A finished shard: what `.moeconv/` keeps of a job that is done."""
+
+    file: str
+    size: int
+    sha256: str
+    state: str
+    tensors: tuple[TensorRecord, ...]
+    sources: tuple[SourceDigest, ...]
+
+
+_T = TypeVar("_T")
+
+
+def encode(value: object) -> bytes:
+    """Return a value as JSON, the same bytes for the same value."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def decode(data: bytes, kind: type[_T], what: str) -> _T:
+    """Return a value of `kind` from JSON.
+
+    Raises
+    ------
+    VerifyError
+        The JSON is broken, or a field is missing or of another type.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        message = f"`{what}` cannot be read: {error}"
+        raise VerifyError(message) from error
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Read the manifest of a converted directory.
+
+    Raises
+    ------
+    SourceError
+        There is none: the directory is not converted, or not finished.
+    VerifyError
+        It is broken or of a later format.
+    """
+    try:
+        data = (root / MANIFEST_NAME).read_bytes()
+    except FileNotFoundError:
+        hint = "is this a converted directory?"
+        if (root / ".moeconv").is_dir():
+            hint = "the conversion is not finished; run the same `moeconv` command again"
+        message = f"`{MANIFEST_NAME}` is not in `{root}`"
+        raise SourceError(message, hint=hint) from None
+    except OSError as error:
+        message = f"`{root / MANIFEST_NAME}` cannot be read: {error.strerror}"
+        raise SourceError(message) from error
+    manifest = decode(data, Manifest, MANIFEST_NAME)
+    if manifest.format != FORMAT:
+        message = f"`{MANIFEST_NAME}` has format {manifest.format}, expected {FORMAT}"
+        raise VerifyError(message, hint="it was written by another version of moeconv")
+    return manifest

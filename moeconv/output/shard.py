@@ -1,0 +1,248 @@
+"""Write one safetensors file, tensor piece by tensor piece, whole or not at all.
+
+The library can only write tensors that are all in memory, so the header is written here: names in
+file order, spaces up to a multiple of 4096, tensors whose size is a multiple of 256 first. The file
+gets its full size at once (a full disk shows before the work), pieces are written wherever their
+offset is, and `commit` makes it durable: fsync, rename, fsync of the folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from moeconv.errors import OutputError
+
+if TYPE_CHECKING:
+    from moeconv.tensors import Bytes, TensorSpec
+
+DATA_ALIGNMENT: Final = 4096
+TENSOR_ALIGNMENT: Final = 256
+DIRECT_ALIGNMENT: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor in a shard: absolute byte range `[begin, end)` of the file."""
+
+    name: str
+    spec: TensorSpec
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLayout:
+    """Where everything in a shard goes."""
+
+    header: bytes
+    entries: tuple[Entry, ...]
+    size: int
+
+
+def arrange(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> ShardLayout:
+    """Arrange tensors in a shard, in the order given but for small odd sizes, which come last."""
+    order = sorted(tensors.items(), key=lambda item: item[1].nbytes % TENSOR_ALIGNMENT != 0)
+    table: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
+    at = 0
+    for name, spec in order:
+        table[name] = {
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
+            "data_offsets": [at, at + spec.nbytes],
+        }
+        at += spec.nbytes
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text)) % DATA_ALIGNMENT)
+    header = len(text).to_bytes(8, "little") + text
+    entries = []
+    begin = len(header)
+    for name, spec in order:
+        entries.append(Entry(name, spec, begin, begin + spec.nbytes))
+        begin += spec.nbytes
+    return ShardLayout(header, tuple(entries), begin)
+
+
+class ShardWriter:
+    """One shard on its way to being durable.
+
+    Parameters
+    ----------
+    temporary
+        Where it grows; on the same file system as `final`.
+    final
+        Where it appears when it is whole.
+    layout
+        What it will hold.
+
+    Raises
+    ------
+    OutputError
+        The disk is full or the file cannot be written.
+    """
+
+    def __init__(self, temporary: Path, final: Path, layout: ShardLayout) -> None:
+        self._temporary, self._final, self._layout = temporary, final, layout
+        self._sha256 = hashlib.sha256(layout.header)
+        self._hashed = len(layout.header)
+        flags = os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC
+        with writing(final):
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(temporary, flags, 0o666)
+            self._direct_fd = _open_direct(temporary)
+            try:
+                _allocate(self._fd, layout.size)
+                self._pwrite(memoryview(layout.header), 0, self._fd)
+            except BaseException:
+                self._discard()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._fd >= 0:
+            self._discard()
+
+    def write(self, at: int, data: Bytes) -> None:
+        """Write bytes at an absolute offset; any order, any thread."""
+        view = memoryview(data).cast("B")
+        with writing(self._final):
+            if (
+                self._direct_fd >= 0
+                and not (at | data.nbytes | data.ctypes.data) % DIRECT_ALIGNMENT
+            ):
+                try:
+                    self._pwrite(view, at, self._direct_fd)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    self._direct_fd = -1
+                else:
+                    return
+            self._pwrite(view, at, self._fd)
+
+    def digest(self, at: int, data: Bytes) -> None:
+        """Take bytes into the file's digest; in file order, without a gap, each byte once."""
+        if at != self._hashed:
+            message = f"digest of `{self._final.name}` out of order: {at}, expected {self._hashed}"
+            raise AssertionError(message)
+        self._sha256.update(memoryview(data).cast("B"))
+        self._hashed += data.nbytes
+
+    def commit(self) -> str:
+        """Make the shard durable under its final name and return its SHA-256."""
+        if self._hashed != self._layout.size:
+            message = (
+                f"`{self._final.name}` is short: expected {self._layout.size} bytes, "
+                f"found {self._hashed}"
+            )
+            raise OutputError(message)
+        with writing(self._final):
+            os.fsync(self._fd)
+            self._close()
+            self._temporary.replace(self._final)
+            sync_folder(self._final.parent)
+        return self._sha256.hexdigest()
+
+    @staticmethod
+    def _pwrite(view: memoryview, at: int, fd: int) -> None:
+        while view:
+            done = os.pwrite(fd, view, at)
+            view, at = view[done:], at + done
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        if self._direct_fd >= 0:
+            os.close(self._direct_fd)
+        self._fd = self._direct_fd = -1
+
+    def _discard(self) -> None:
+        self._close()
+        self._temporary.unlink(missing_ok=True)
+
+
+class writing:  # noqa: N801  (reads as a verb where it is used)
+    """Turn what the system says about a file into an `OutputError`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, OSError):
+            return
+        hint = None
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            hint = "make space and run the same command again; finished shards are kept"
+        message = f"`{self._path}` cannot be written: {error.strerror}"
+        raise OutputError(message, hint=hint) from error
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file whole or not at all, durably, with the umask's mode."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _open_direct(path: Path) -> int:
+    """Open past the page cache, where the file system can: as fast, at a tenth of the CPU time."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _allocate(fd: int, size: int) -> None:
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
+            raise
+        os.ftruncate(fd, size)  # a file system without it: a full disk shows later
+
+
+def total_bytes(layouts: Iterable[ShardLayout]) -> int:
+    """Return the size of several shards."""
+    return sum(layout.size for layout in layouts)
