@@ -1,0 +1,300 @@
+"""Read what one rank needs of a converted directory, straight into the caller's memory.
+
+Only the rank's own bytes are read: of each expert one contiguous range, through a small staging
+buffer, placed by a strided copy. There is no index map and no second tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import xxhash
+
+from moeconv.errors import UnsupportedError, VerifyError
+from moeconv.layouts import LAYOUTS
+from moeconv.layouts.layout import Geometry, Placement
+from moeconv.output.files import Files
+from moeconv.output.manifest import StackEntry, TensorEntry, read_manifest
+from moeconv.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from moeconv.layouts.layout import Layout, Order
+    from moeconv.output.manifest import Manifest
+    from moeconv.tensors import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankTensor:
+    """An engine parameter of one rank: `spec.shape` starts with the rank's number of experts."""
+
+    prefix: str
+    layer: int
+    param: str
+    spec: TensorSpec
+    experts: range
+    placement: Placement
+    pieces: tuple[TensorEntry, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the parameter, padding included."""
+        return self.spec.nbytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that are read from disk for it."""
+        return (self.placement.end - self.placement.begin) * len(self.experts)
+
+
+class ConvertedDirectory:
+    """A converted directory, opened for reading; safe to use from several threads.
+
+    Parameters
+    ----------
+    root
+        The directory.
+    allow_partial
+        Open a conversion of some layers only.
+
+    Raises
+    ------
+    SourceError
+        It has no manifest.
+    UnsupportedError
+        It is partial, or its layout is not known to this version.
+    VerifyError
+        The manifest is broken.
+    """
+
+    def __init__(self, root: Path, *, allow_partial: bool = False) -> None:
+        self.root = root
+        self.manifest: Manifest = read_manifest(root)
+        if self.manifest.partial and not allow_partial:
+            message = f"`{root}` holds only {self.manifest.partial} of the model"
+            raise UnsupportedError(message, hint="it was made with `--layers`, for a trial")
+        self.layout = _layout(self.manifest)
+        self._files = Files(root)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files that were opened so far."""
+        self._files.close()
+
+    def weight_files(self) -> tuple[Path, ...]:
+        """Return the files of tensors that passed through, under their own names."""
+        return tuple(self.root / name for name in sorted({w.file for w in self.manifest.weights}))
+
+    def rank(
+        self, *, tp_size: int = 1, tp_rank: int = 0, ep_size: int = 1, ep_rank: int = 0
+    ) -> Rank:
+        """Return the view of one rank.
+
+        Parameters
+        ----------
+        tp_size, tp_rank
+            Tensor parallelism of the experts (1 and 0 under expert parallelism).
+        ep_size, ep_rank
+            Expert parallelism: every rank has whole experts, a contiguous range of equal size.
+
+        Raises
+        ------
+        UnsupportedError
+            The file cannot serve these sizes; the hint is the command that makes one that does.
+        """
+        tensors = tuple(
+            tensor
+            for stack in self.manifest.stacks
+            for tensor in self._rank_tensors(stack, (tp_size, tp_rank), (ep_size, ep_rank))
+        )
+        return Rank(self._files, tensors)
+
+    def _rank_tensors(
+        self, stack: StackEntry, tp: tuple[int, int], ep: tuple[int, int]
+    ) -> tuple[RankTensor, ...]:
+        geometry = stack_geometry(stack)
+        (tp_size, tp_rank), (ep_size, ep_rank) = tp, ep
+        _check_ranks(stack, tp, ep)
+        made_for = self.manifest.layout.tp
+        if made_for is None:
+            self._check_tp(stack, geometry, tp_size)
+            placements = self.layout.placements(geometry, tp_size, tp_rank)
+        elif made_for == tp_size:
+            placements = _in_place(self.layout, geometry, tp_size, tp_rank)
+        else:
+            message = f"`{self.root}` was made for TP {made_for}, not for {tp_size}"
+            raise UnsupportedError(message, hint=self._command(tp_size))
+        each = geometry.experts // ep_size
+        experts = range(each * ep_rank, each * (ep_rank + 1))
+        rank = None if made_for is None else tp_rank
+        return tuple(
+            RankTensor(
+                stack.prefix,
+                stack.layer,
+                placement.param,
+                placement.spec.stacked(each),
+                experts,
+                placement,
+                self._pieces(stack.prefix, placement.param, rank, experts),
+            )
+            for placement in placements
+        )
+
+    def _check_tp(self, stack: StackEntry, geometry: Geometry, tp: int) -> None:
+        reason = self.layout.tp_refusal(geometry, tp)
+        if reason:
+            message = f"`{self.root}` cannot serve TP {tp} of `{stack.prefix}`: {reason}"
+            raise UnsupportedError(message, hint=self._command(tp))
+
+    def _command(self, tp: int) -> str:
+        verb = self.layout.id.split("-", maxsplit=1)[0]
+        return f"make a file for it: `moeconv {verb} {self.manifest.source.name} --tp {tp}`"
+
+    def _pieces(
+        self, prefix: str, param: str, rank: int | None, experts: range
+    ) -> tuple[TensorEntry, ...]:
+        """Return the stored ranges that hold these experts; every expert exactly once."""
+        pieces = [
+            entry
+            for entry in self.manifest.tensors
+            if (entry.prefix, entry.param, entry.rank) == (prefix, param, rank)
+            and entry.first < experts.stop
+            and entry.last >= experts.start
+        ]
+        pieces.sort(key=lambda entry: entry.first)
+        held = [expert for entry in pieces for expert in range(entry.first, entry.last + 1)]
+        if [expert for expert in held if expert in experts] != list(experts):
+            span = f"{experts.start} to {experts.stop - 1}"
+            message = f"`{prefix}.{param}` does not hold each of the experts {span} once"
+            raise VerifyError(message, hint="the manifest is broken; convert again")
+        return tuple(pieces)
+
+
+class Rank:
+    """What one rank reads: every expected tensor exactly once."""
+
+    def __init__(self, files: Files, tensors: tuple[RankTensor, ...]) -> None:
+        self._files = files
+        self._tensors = tensors
+
+    def tensors(self, prefix: str | None = None) -> tuple[RankTensor, ...]:
+        """Return the tensors of the experts module `prefix`, or of all."""
+        return tuple(tensor for tensor in self._tensors if prefix in {None, tensor.prefix})
+
+    def read_into(self, tensor: RankTensor, out: Bytes, *, check: bool = False) -> None:
+        """Fill `out` with the parameter's bytes in the engine's order, zeros where it pads.
+
+        Parameters
+        ----------
+        tensor
+            One of `tensors()`.
+        out
+            Contiguous host bytes, `tensor.nbytes` of them.
+        check
+            Read whole experts and compare their digests first (reads more where TP cuts).
+
+        Raises
+        ------
+        VerifyError
+            A file is short, or a digest differs.
+        """
+        experts = out.reshape(len(tensor.experts), -1)
+        place = tensor.placement
+        size = place.end - place.begin
+        is_plain = place.stored == place.final
+        staging = np.empty(0 if is_plain else size, np.uint8)
+        for entry in tensor.pieces:
+            each = (entry.end - entry.begin) // (entry.last - entry.first + 1)
+            for expert in range(entry.first, entry.last + 1):
+                if expert not in tensor.experts:
+                    continue
+                begin = entry.begin + (expert - entry.first) * each
+                if check:
+                    self._check(entry, expert, begin, each)
+                target = experts[expert - tensor.experts.start]
+                raw = target if is_plain else staging
+                self._files.read(entry.file, begin + place.begin, raw)
+                if not is_plain:
+                    put(place, raw, target)
+
+    def _check(self, entry: TensorEntry, expert: int, begin: int, size: int) -> None:
+        whole = np.empty(size, np.uint8)
+        self._files.read(entry.file, begin, whole)
+        found, expected = xxhash.xxh3_128_hexdigest(whole), entry.xxh3[expert - entry.first]
+        if found != expected:
+            message = (
+                f"expert {expert} of `{entry.name}` in `{entry.file}` is damaged: expected "
+                f"XXH3 {expected}, found {found}"
+            )
+            raise VerifyError(message, hint="copy this file again; `moeconv verify` names all")
+
+
+def open_converted(root: str | Path, *, allow_partial: bool = False) -> ConvertedDirectory:
+    """Open a converted directory; see `ConvertedDirectory`."""
+    return ConvertedDirectory(Path(root), allow_partial=allow_partial)
+
+
+def stack_geometry(stack: StackEntry) -> Geometry:
+    """Return the sizes of a stack as layouts take them."""
+    order: Order = "pairs" if stack.order == "pairs" else "halves"
+    return Geometry(stack.experts, stack.hidden, stack.intermediate, stack.gated, order)
+
+
+def put(place: Placement, raw: Bytes, target: Bytes) -> None:
+    """Place one expert's range in its parameter, zeros where the engine pads."""
+    item = np.dtype(f"V{place.item_bytes}")
+    stored = raw.view(item).reshape(place.stored).transpose(place.axes)
+    final = target.view(item).reshape(place.final)
+    if stored.shape != final.shape:
+        target.fill(0)
+    final[tuple(slice(size) for size in stored.shape)] = stored
+
+
+def _layout(manifest: Manifest) -> Layout:
+    entry = manifest.layout
+    for layout in LAYOUTS:
+        if (layout.id, layout.version) == (entry.id, entry.version):
+            return layout
+    message = f"the layout {entry.id} version {entry.version} is not known to this moeconv"
+    raise UnsupportedError(message, hint="install the moeconv that wrote it, or convert again")
+
+
+def _in_place(layout: Layout, geometry: Geometry, tp: int, rank: int) -> tuple[Placement, ...]:
+    """Return placements of a file in the engine's order: every expert is one plain range."""
+    outputs = layout.outputs(geometry, layout.rank_slice(geometry, tp, rank))
+    return tuple(
+        Placement(
+            output.param,
+            output.spec,
+            0,
+            output.spec.nbytes,
+            stored=(1,),
+            axes=(0,),
+            final=(1,),
+            item_bytes=output.spec.nbytes,
+        )
+        for output in outputs
+    )
+
+
+def _check_ranks(stack: StackEntry, tp: tuple[int, int], ep: tuple[int, int]) -> None:
+    for (size, rank), what in ((tp, "TP"), (ep, "EP")):
+        if not 0 <= rank < size:
+            message = f"there is no {what} rank {rank} of {size}"
+            raise UnsupportedError(message)
+    if stack.experts % ep[0]:
+        message = f"the {stack.experts} experts of `{stack.prefix}` do not divide by EP {ep[0]}"
+        raise UnsupportedError(message, hint="kernels take equal, contiguous expert ranges only")
