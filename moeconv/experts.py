@@ -6,28 +6,45 @@ result is a `Stack` a layer: complete, numbered without a gap, of one shape and 
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from moeconv.checkpoint.types import Part, TensorRef
 from moeconv.errors import SourceError, UnsupportedError
 from moeconv.layouts.layout import Geometry
-from moeconv.modelconfig import integer, layer_count, moe_layers
+from moeconv.modelconfig import layer_count, layer_integer, moe_layers, surplus_experts
+from moeconv.naming import find_modules, is_stacked, map_names, without
 from moeconv.schemes import detect
 from moeconv.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
     from moeconv.families.family import Family, Projection, Storage
+    from moeconv.naming import Names
     from moeconv.schemes.scheme import PartRow, Scheme
 
-_Names: TypeAlias = "dict[tuple[Projection, str], dict[int | None, TensorRef]]"
-"""Tensors by projection and suffix, then by expert (`None` for a stack of all)."""
-
 _SHOWN = 5
+_STACK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """The experts of one layer by name, and how that family stores them."""
+
+    prefix: str
+    storage: Storage
+    names: Names
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What config.json says of one layer's experts; `None`: nothing."""
+
+    experts: int
+    surplus: int
+    hidden: int | None
+    intermediate: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +109,8 @@ class Experts:
     stacks
         A stack for every layer that the config promises, by layer.
     extra
-        Tensors of experts outside the main model (MTP layers), which pass through.
+        Tensors of experts that are left as they are: of MTP layers, of other parts of the model,
+        of experts that compute nothing.
     """
 
     stacks: tuple[Stack, ...]
@@ -109,48 +127,29 @@ def find_experts(checkpoint: Checkpoint, family: Family) -> Experts:
     UnsupportedError
         A name below the experts, or a mixture of dtypes, that no table knows.
     """
-    groups = _group(checkpoint.tensors.values(), family)
-    count, promised = layer_count(checkpoint.config), moe_layers(family, checkpoint.config)
-    extra: set[str] = set()
+    if family.refusal:
+        message = f"the family `{family.name}` cannot be converted: {family.refusal}"
+        raise UnsupportedError(message)
+    modules = find_modules(checkpoint.tensors.values(), family)
+    count = layer_count(family, checkpoint.config)
+    promised = moe_layers(family, checkpoint.config)
+    extra = {ref.name for ref in modules.elsewhere}
     stacks = []
-    for (prefix, layer), tensors in sorted(groups.items(), key=lambda item: item[0][::-1]):
-        if layer >= count:
-            extra.update(ref.name for ref in tensors.values())
-            continue
-        storage, names = _storage(prefix, tensors, family)
-        stacks.append(_stack(prefix, layer, storage, names, family, checkpoint))
+    for (prefix, layer), tensors in sorted(modules.layers.items(), key=lambda item: item[0][::-1]):
+        extra.update(ref.name for ref in tensors.values())
+        if layer < count:
+            stacks.append(_stack(prefix, layer, tensors, family, checkpoint))
+            extra -= stacks[-1].names
     _check_layers(stacks, promised, family)
     return Experts(tuple(stacks), frozenset(extra))
 
 
-def _group(
-    refs: Iterable[TensorRef], family: Family
-) -> dict[tuple[str, int], dict[str, TensorRef]]:
-    templates = "|".join(
-        re.escape(prefix).replace(re.escape("{layer}"), r"(\d+)") for prefix in family.prefixes
-    )
-    pattern = re.compile(rf"({templates})\.(.+)")
-    stems = tuple(
-        name.rpartition("{expert}.")[2] for storage in family.storages for _, name in storage.names
-    )
-    groups: dict[tuple[str, int], dict[str, TensorRef]] = defaultdict(dict)
-    for ref in refs:
-        match = pattern.fullmatch(ref.name)
-        if match is None:
-            continue
-        prefix, *layers, rest = match.groups()
-        if family.owns_prefix or rest.startswith(stems):
-            layer = next(int(layer) for layer in layers if layer is not None)
-            groups[prefix, layer][rest] = ref
-    return groups
-
-
-def _storage(
-    prefix: str, tensors: Mapping[str, TensorRef], family: Family
-) -> tuple[Storage, _Names]:
-    """Return the storage that maps every name below the prefix, and the names by it."""
-    fits = [(storage, *_map_names(storage, tensors)) for storage in family.storages]
-    storage, names, unmapped = min(fits, key=lambda fit: len(fit[2]))
+def _module(
+    prefix: str, tensors: Mapping[str, TensorRef], family: Family, sizes: _Sizes
+) -> _Module:
+    """Map every name below a prefix to a projection and an expert."""
+    fits = [(storage, *map_names(storage, tensors)) for storage in family.storages]
+    unmapped = min((fit[2] for fit in fits), key=len)
     if unmapped:
         shown = ", ".join(f"`{prefix}.{rest}`" for rest in unmapped[:_SHOWN])
         message = (
@@ -158,57 +157,77 @@ def _storage(
             f"calls its experts: {shown}{', …' if len(unmapped) > _SHOWN else ''}"
         )
         raise UnsupportedError(message, hint="nothing is dropped or guessed; add a storage row")
-    return storage, names
-
-
-def _map_names(storage: Storage, tensors: Mapping[str, TensorRef]) -> tuple[_Names, list[str]]:
-    names: _Names = defaultdict(dict)
-    unmapped = []
-    patterns = [
-        (
-            projection,
-            re.compile(re.escape(name).replace(re.escape("{expert}"), r"(\d+)") + r"([._].*)?"),
-        )
-        for projection, name in storage.names
+    surplus = range(sizes.experts, sizes.experts + sizes.surplus)
+    named = [
+        _Module(prefix, storage, without(names, surplus))
+        for storage, names, unmapped in fits
+        if not unmapped
     ]
-    for rest, ref in tensors.items():
-        for projection, pattern in patterns:
-            match = pattern.fullmatch(rest)
-            if match:
-                *expert, suffix = match.groups()
-                names[projection, suffix or ""][int(expert[0]) if expert else None] = ref
-                break
-        else:
-            unmapped.append(rest)
-    return names, unmapped
+    shaped = [module for module in named if _rows_fit(module, sizes)]
+    if len(named) == 1 or not shaped:
+        return named[0]  # a wrong shape is named where the geometry is read
+    if len(shaped) > 1:
+        message = (
+            f"the experts of `{prefix}` may be stored as [out, in] or as [in, out], and "
+            f"`config.json` says neither `{family.hidden[-1]}` nor `{family.intermediate[0]}`"
+        )
+        raise UnsupportedError(message, hint="their shapes are compared with these; add them")
+    return shaped[0]
+
+
+def _rows_fit(module: _Module, sizes: _Sizes) -> bool:
+    """Say whether stacks have the rows that the config promises.
+
+    Rows alone decide, which no scheme packs: down and a fused gate and up cannot both have theirs
+    in both orientations.
+    """
+    up = sizes.intermediate
+    rows = {"gate": up, "up": up, "gate_up": up and 2 * up, "down": sizes.hidden}
+    for (projection, _), refs in module.names.items():
+        for ref in refs.values():
+            shape = ref.spec.shape
+            is_matrix = len(shape) == _STACK and is_stacked(module.storage, projection)
+            axis = -1 if module.storage.transposed else 1
+            if is_matrix and rows[projection] not in {None, shape[axis]}:
+                return False
+    return True
 
 
 def _stack(
     prefix: str,
     layer: int,
-    storage: Storage,
-    names: _Names,
+    tensors: Mapping[str, TensorRef],
     family: Family,
     checkpoint: Checkpoint,
 ) -> Stack:
-    scheme = _scheme(prefix, storage, names)
-    experts = integer(checkpoint.config, family.experts)
-    if experts is None:
-        message = f"`config.json` does not say `{family.experts[0]}`"
-        raise SourceError(message)
+    sizes = _sizes(layer, family, checkpoint)
+    module = _module(prefix, tensors, family, sizes)
+    scheme = _scheme(module)
     sources: dict[tuple[str, str], Source] = {}
-    for projection, _ in storage.names:
+    for projection, _ in module.storage.names:
         for row in scheme.parts:
-            found = _refs(prefix, projection, row, names, storage, experts)
+            found = _refs(module, projection, row, sizes.experts)
             if found is not None:
-                sources.update(_split(projection, row, found, storage))
-    geometry = _geometry(prefix, sources, scheme, storage, experts, family)
-    _check_config(prefix, geometry, family, checkpoint)
+                sources.update(_split(projection, row, found, module.storage))
+    geometry = _geometry(module, sources, scheme, sizes.experts, family)
+    _check_config(prefix, geometry, family, sizes)
     return Stack(prefix, layer, geometry, scheme, sources)
 
 
-def _scheme(prefix: str, storage: Storage, names: _Names) -> Scheme:
-    by_projection: dict[str, dict[str, str]] = {name: {} for name, _ in storage.names}
+def _sizes(layer: int, family: Family, checkpoint: Checkpoint) -> _Sizes:
+    experts, hidden, intermediate = (
+        layer_integer(family, checkpoint.config, keys, layer)
+        for keys in (family.experts, family.hidden, family.intermediate)
+    )
+    if experts is None:
+        message = f"`config.json` does not say `{family.experts[0]}`"
+        raise SourceError(message)
+    return _Sizes(experts, surplus_experts(family, checkpoint.config), hidden, intermediate)
+
+
+def _scheme(module: _Module) -> Scheme:
+    prefix, names = module.prefix, module.names
+    by_projection: dict[str, dict[str, str]] = {name: {} for name, _ in module.storage.names}
     for (projection, suffix), refs in names.items():
         dtypes = sorted({ref.spec.dtype for ref in refs.values()})
         by_projection[projection][suffix] = "+".join(dtypes)
@@ -220,35 +239,34 @@ def _scheme(prefix: str, storage: Storage, names: _Names) -> Scheme:
     kinds = {scheme.name for scheme in found.values() if scheme}
     first = next(iter(found.values()))
     if len(kinds) != 1 or None in found.values() or first is None:
-        shown = "; ".join(
-            f"{name}: " + ", ".join(f"`{suffix or name}` {dtype}" for suffix, dtype in row.items())
-            for name, row in sorted(by_projection.items())
+        examples = (
+            (
+                next(iter(refs.values())).name.removeprefix(f"{prefix}."),
+                by_projection[key[0]][key[1]],
+            )
+            for key, refs in names.items()
         )
+        shown = ", ".join(f"`{name}` {dtype}" for name, dtype in sorted(examples))
         message = f"the experts of `{prefix}` are stored in no scheme that is known: {shown}"
-        raise UnsupportedError(message, hint="`moeconv list` names the schemes")
+        raise UnsupportedError(message, hint="docs/reference/support.md lists the schemes")
     return first
 
 
 def _refs(
-    prefix: str,
-    projection: Projection,
-    row: PartRow,
-    names: _Names,
-    storage: Storage,
-    experts: int,
+    module: _Module, projection: Projection, row: PartRow, experts: int
 ) -> tuple[TensorRef, ...] | None:
+    prefix, storage, names = module.prefix, module.storage, module.names
     suffix = next((s for s in row.suffixes if (projection, s) in names), None)
     if suffix is None:
         return None  # an optional part: `detect` saw to the others
     found = names[projection, suffix]
-    template = dict(storage.names)[projection]
-    stacked = "{expert}" not in template
+    stacked = is_stacked(storage, projection)
     wanted: list[int | None] = [None] if stacked else list(range(experts))
     missing = [expert for expert in wanted if expert not in found]
     if missing and row.optional:
         return None
     if missing:
-        name = template.format(expert=missing[0])
+        name = dict(storage.names)[projection].format(expert=missing[0])
         message = (
             f"`{prefix}.{name}{suffix}` is missing: expected {experts} experts, found "
             f"{len(found)} tensors of this kind"
@@ -281,7 +299,7 @@ def _split(
     projection: Projection, row: PartRow, refs: tuple[TensorRef, ...], storage: Storage
 ) -> dict[tuple[str, str], Source]:
     """Return the sources of a projection; a fused one is also its gate and its up."""
-    stacked = "{expert}" not in dict(storage.names)[projection]
+    stacked = is_stacked(storage, projection)
     transposed = storage.transposed and row.axes == "matrix"
     whole = Source(refs, stacked=stacked, transposed=transposed)
     if projection != "gate_up":
@@ -298,10 +316,9 @@ def _split(
 
 
 def _geometry(
-    prefix: str,
+    module: _Module,
     sources: Mapping[tuple[str, str], Source],
     scheme: Scheme,
-    storage: Storage,
     experts: int,
     family: Family,
 ) -> Geometry:
@@ -327,17 +344,23 @@ def _geometry(
             hint = f"hidden {hidden} and intermediate {intermediate} are read off the down weight"
             raise SourceError(message, hint=hint)
     if family.gated and ("gate", "weight") not in sources:
-        message = f"`{prefix}` has no gate projection, but `{family.name}` is gated"
+        message = f"`{module.prefix}` has no gate projection, but `{family.name}` is gated"
         raise SourceError(message)
-    return Geometry(experts, hidden, intermediate, family.gated, storage.order)
+    return Geometry(
+        experts,
+        hidden,
+        intermediate,
+        family.gated,
+        module.storage.order,
+        reciprocal=scheme.reciprocal,
+    )
 
 
-def _check_config(prefix: str, geometry: Geometry, family: Family, checkpoint: Checkpoint) -> None:
-    for keys, found in (
-        (family.hidden, geometry.hidden),
-        (family.intermediate, geometry.intermediate),
+def _check_config(prefix: str, geometry: Geometry, family: Family, sizes: _Sizes) -> None:
+    for keys, said, found in (
+        (family.hidden, sizes.hidden, geometry.hidden),
+        (family.intermediate, sizes.intermediate, geometry.intermediate),
     ):
-        said = integer(checkpoint.config, keys)
         if said is not None and said != found:
             message = (
                 f"`config.json` says {keys[0]} {said}, but the experts of `{prefix}` have {found}"
@@ -352,8 +375,8 @@ def _check_layers(stacks: list[Stack], promised: frozenset[int], family: Family)
     missing, surplus = sorted(promised - set(found)), sorted(set(found) - promised)
     if not found:
         message = f"there are no routed experts under the names of the family `{family.name}`"
-        expected = ", ".join(f"`{prefix}`" for prefix in family.prefixes)
-        raise UnsupportedError(message, hint=f"expected one of {expected}")
+        expected = " or ".join(f"`{family.roots[0]}.{module}`" for module in family.modules)
+        raise UnsupportedError(message, hint=f"expected {expected}, or the like elsewhere")
     for layers, what in (
         (missing, "has no experts, but `config.json` promises them"),
         (surplus, "has experts, but `config.json` says it is dense"),
