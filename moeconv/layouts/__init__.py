@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from moeconv.layouts.marlin_fp4 import MARLIN_FP4, MarlinFp4
 from moeconv.layouts.trtllm_bf16 import TrtllmBf16
 
 if TYPE_CHECKING:
@@ -11,4 +13,14 @@ if TYPE_CHECKING:
 
 TRTLLM_BF16: Final = TrtllmBf16()
 
-LAYOUTS: Final[tuple[Layout, ...]] = (TRTLLM_BF16,)
+LAYOUTS: Final[tuple[Layout, ...]] = (TRTLLM_BF16, *MARLIN_FP4)
+
+
+def find_layout(name: str, dtype: str = "bfloat16", *, reconciles: bool = False) -> Layout | None:
+    """Return the layout `name` for a serving dtype; `None` if there is none."""
+    for layout in LAYOUTS:
+        if layout.id == name:
+            if isinstance(layout, MarlinFp4):
+                return replace(layout, dtype=dtype, reconciles=reconciles)
+            return layout
+    return None

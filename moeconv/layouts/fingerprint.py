@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from moeconv.layouts.layout import Geometry, Slice
+from moeconv.layouts.layout import Geometry
 
 if TYPE_CHECKING:
     from moeconv.layouts.layout import Layout, Output
@@ -25,7 +25,9 @@ def fingerprint(layout: Layout, kernels: Kernels) -> dict[str, str]:
     """Return the SHA-256 of each parameter of the probe, in the engine's order."""
     digests = {}
     for geometry in PROBE:
-        for output in layout.outputs(geometry, Slice(0, geometry.intermediate, stored=False)):
+        if layout.refusal(geometry):
+            continue
+        for output in layout.outputs(geometry, layout.rank_slice(geometry, 1, 0)):
             out = np.empty(output.spec.nbytes, np.uint8)
             kernels.lay_out(output.verb, probe_matrix(output), out)
             kind = "gated" if geometry.gated else "plain"
@@ -34,7 +36,9 @@ def fingerprint(layout: Layout, kernels: Kernels) -> dict[str, str]:
 
 
 def probe_matrix(output: Output) -> Bytes:
-    """Return the source matrix of the probe: SHAKE-256 of `moeconv/probe/<param>`."""
+    """Return the source matrix of the probe: SHAKE-256 of `moeconv/probe/<param>`, or 1/64."""
+    if output.matrix.part == "global_scale":
+        return np.full((output.matrix.shape[0], 1), 1 / 64, np.float32).view(np.uint8)
     text = f"moeconv/probe/{output.param}".encode()
     data = hashlib.shake_256(text).digest(output.matrix.nbytes)
-    return np.frombuffer(data, np.uint8).reshape(output.matrix.shape)
+    return np.frombuffer(data, np.uint8).reshape(output.matrix.shape).copy()

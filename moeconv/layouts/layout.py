@@ -7,11 +7,18 @@ gate, up and down are the source projections, `w13` the fused gate and up, `w2` 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from moeconv.layouts.verbs import Verb
 from moeconv.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Counts: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 Order: TypeAlias = Literal["halves", "pairs"]
 """How gate and up rows stand in a fused source: `[gate; up]`, or `(gate 0, up 0, gate 1, …)`."""
@@ -19,31 +26,92 @@ Order: TypeAlias = Literal["halves", "pairs"]
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The sizes of one layer's routed experts."""
+    """The sizes of one layer's routed experts, and what of their storage decides bytes.
+
+    Attributes
+    ----------
+    reciprocal
+        Global scales are stored as `1 / scale` (compressed-tensors).
+    """
 
     experts: int
     hidden: int
     intermediate: int
     gated: bool
     order: Order = "halves"
+    reciprocal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
     """The intermediate range `[start, stop)` that a file holds, and the order it is kept in.
 
-    `stored` is the order from which any TP rank reads one range an expert; otherwise it is the
-    engine's own order and padding for one rank.
+    Attributes
+    ----------
+    padded
+        The size that the engine pads the range to, in whose order it is then kept; `None` for the
+        stored order, from which any TP rank reads one range an expert.
     """
 
     start: int
     stop: int
-    stored: bool
+    padded: int | None = None
 
     @property
     def size(self) -> int:
         """Rows of gate (and of up) in the slice."""
         return self.stop - self.start
+
+    @property
+    def stored(self) -> bool:
+        """Whether it is kept in the stored order."""
+        return self.padded is None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is counted of a layer's experts before they are laid out.
+
+    Attributes
+    ----------
+    counts
+        How often each byte occurs among an expert's block scales, `[E, 256]`, by projection.
+    scales
+        Global scales as stored, `[E]`, by projection.
+    reciprocal
+        They are stored as `1 / scale`.
+    """
+
+    counts: Mapping[str, Counts]
+    scales: Mapping[str, Floats]
+    reciprocal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a layout learned from a survey, and what it will not keep.
+
+    Attributes
+    ----------
+    factors
+        The power of two taken out of the block scales of w13 and of w2.
+    scales
+        Block scales in all.
+    flushed, negative
+        Positive scales that become zero, and scales below zero or NaN.
+    differing
+        Experts whose gate and up have different global scales.
+    ratios
+        With `--reconcile-scales`, what gate's and up's block scales are multiplied by, an expert
+        each; empty otherwise.
+    """
+
+    factors: tuple[float, float]
+    scales: int
+    flushed: int
+    negative: int
+    differing: int
+    ratios: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +128,15 @@ class Matrix:
         Rows of *each* projection, padding included.
     row_bytes
         Bytes a row, padding included.
+    blank
+        All zeros; nothing is read.
     """
 
     projections: tuple[str, ...]
     part: str
     rows: int
     row_bytes: int
+    blank: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -93,8 +164,8 @@ class Placement:
     """How a rank's bytes of one expert go from the file into the engine's parameter.
 
     The range `[begin, end)` of the stored expert, seen as `stored`, is transposed by `axes` and
-    lands in the leading corner of `final`; what is left of `final` is zero. Sizes are in items of
-    `item_bytes`, which stay whole.
+    lands in the leading corner of `final`; what is left of `final` is zero, all of it where the
+    range is empty. Sizes are in items of `item_bytes`, which stay whole.
     """
 
     param: str
@@ -125,13 +196,33 @@ class Layout(Protocol):
         ...
 
     @property
+    def verb(self) -> str:
+        """The command that makes it."""
+        ...
+
+    @property
     def version(self) -> int:
         """Raised whenever the bytes of the same source change."""
         ...
 
     @property
+    def dtype(self) -> str:
+        """The serving dtype that the bytes are for: `bfloat16` or `float16`."""
+        ...
+
+    @property
     def schemes(self) -> tuple[str, ...]:
         """Quantisation schemes it takes."""
+        ...
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Schemes of layers that it leaves as they are, beside those it takes."""
+        ...
+
+    @property
+    def orders(self) -> tuple[Order, ...]:
+        """Orders of gate and up in the source that it takes."""
         ...
 
     @property
@@ -147,12 +238,28 @@ class Layout(Protocol):
         """Say why an any-TP file cannot serve `tp` ranks."""
         ...
 
+    def rank_refusal(self, geometry: Geometry, tp: int) -> str | None:
+        """Say why no file can be made for `tp` ranks."""
+        ...
+
     def rank_slice(self, geometry: Geometry, tp: int, rank: int) -> Slice:
         """Return the intermediate range of a rank, in the engine's order."""
         ...
 
     def outputs(self, geometry: Geometry, part: Slice) -> tuple[Output, ...]:
         """Return the parameters of one expert, for one slice of its intermediate size."""
+        ...
+
+    def surveyed(self, geometry: Geometry, part: Slice) -> tuple[Matrix, ...]:
+        """Return the matrices of each expert that a survey reads; none if none is needed."""
+        ...
+
+    def survey(self, survey: Survey) -> Facts:
+        """Return what follows from a survey of all experts of a layer."""
+        ...
+
+    def bind(self, output: Output, facts: Facts, expert: int) -> Verb:
+        """Return an output's verb for one expert, by the facts of its layer."""
         ...
 
     def placements(self, geometry: Geometry, tp: int, rank: int) -> tuple[Placement, ...]:

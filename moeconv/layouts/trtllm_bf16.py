@@ -17,8 +17,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from moeconv.layouts.layout import Engine, Geometry, Matrix, Output, Placement, Slice
-from moeconv.layouts.verbs import K_BLOCK_BYTES, SHUFFLE_ROWS, RowBlocks
+from moeconv.layouts.layout import (
+    Engine,
+    Facts,
+    Geometry,
+    Matrix,
+    Output,
+    Placement,
+    Order,
+    Slice,
+    Survey,
+)
+from moeconv.layouts.verbs import K_BLOCK_BYTES, SHUFFLE_ROWS, RowBlocks, Verb
 from moeconv.tensors import TensorSpec, round_up
 
 _ITEM: Final = 2
@@ -32,8 +42,12 @@ class TrtllmBf16:
     """The layout `trtllm-bf16`."""
 
     id: str = "trtllm-bf16"
+    verb: str = "trtllm"
     version: int = 1
+    dtype: str = "bfloat16"
     schemes: tuple[str, ...] = ("bf16",)
+    leaves: tuple[str, ...] = ()
+    orders: tuple[Order, ...] = ("halves", "pairs")
     engines: tuple[Engine, ...] = (
         Engine("vllm", ">=0.33,<0.34", "--moe-backend flashinfer_trtllm"),
         Engine("sglang", ">=0.5.23,<0.5.24", "--moe-runner-backend flashinfer_trtllm"),
@@ -56,18 +70,23 @@ class TrtllmBf16:
             )
         return None
 
+    def rank_refusal(self, geometry: Geometry, tp: int) -> str | None:
+        """Refuse a size that does not divide."""
+        if geometry.intermediate % tp:
+            return f"the intermediate size {geometry.intermediate} does not divide by {tp}"
+        return None
+
     def rank_slice(self, geometry: Geometry, tp: int, rank: int) -> Slice:
         """Return the rank's even share."""
         share = geometry.intermediate // tp
-        return Slice(share * rank, share * (rank + 1), stored=False)
+        return Slice(share * rank, share * (rank + 1), round_up(share, _ENGINE_ALIGNMENT))
 
     def outputs(self, geometry: Geometry, part: Slice) -> tuple[Output, ...]:
         """Return w13 and w2 of one expert."""
         hidden, size = geometry.hidden, part.size
         projections = ("gate", "up") if geometry.gated else ("up",)
-        unit = SHUFFLE_ROWS // len(projections) if part.stored else _ENGINE_ALIGNMENT
-        half = round_up(size, unit)
-        cols = round_up(size, _BLOCK if part.stored else _ENGINE_ALIGNMENT)
+        half = part.padded or round_up(size, SHUFFLE_ROWS // len(projections))
+        cols = part.padded or round_up(size, _BLOCK)
         rows = half * len(projections)
         blocks = hidden // _BLOCK
         if part.stored:
@@ -93,6 +112,18 @@ class TrtllmBf16:
                 RowBlocks(hidden, cols * _ITEM, gated=False, unit_rows=hidden),
             ),
         )
+
+    def surveyed(self, geometry: Geometry, part: Slice) -> tuple[Matrix, ...]:
+        """Return nothing: no byte depends on another's value."""
+        return ()
+
+    def survey(self, survey: Survey) -> Facts:
+        """Return that nothing is lost."""
+        return Facts((1.0, 1.0), scales=0, flushed=0, negative=0, differing=0)
+
+    def bind(self, output: Output, facts: Facts, expert: int) -> Verb:
+        """Return the verb as it is."""
+        return output.verb
 
     def placements(self, geometry: Geometry, tp: int, rank: int) -> tuple[Placement, ...]:
         """Return the unit range of w13 and the K-block range of w2."""

@@ -11,7 +11,7 @@ and zero-padded. A verb is a bijection of bytes unless its docstring says what i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from moeconv.tensors import Bytes
@@ -24,6 +24,15 @@ SHUFFLE_ROWS = 32
 
 FlashInfer 0.7.4, `get_shuffle_matrix_a_row_indices` with `epilogue_tile_m = 128`.
 """
+
+MARLIN_ROWS = 64
+"""Rows of a Marlin unit: a tile's 64 columns of the transposed weight."""
+
+MARLIN_TILE = 16
+"""Input values of a Marlin tile; with 4-bit values, 8 bytes of a row."""
+
+MARLIN_RUN_BYTES = 512
+"""Bytes that one unit and one tile make: 128 int32 words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,85 @@ class RowBlocks:
     unit_rows: int
 
 
-Verb: TypeAlias = RowBlocks
+@dataclass(frozen=True, slots=True)
+class MarlinWeight:
+    """Repack 4-bit weights into Marlin tiles (16-bit activations).
+
+    Source `[halves * rows, 8 * tiles]`, two values a byte, the low nibble first. A run of 512
+    bytes holds one unit of 64 rows and one tile of 16 values. Result, in runs:
+    `[tiles, halves, rows / 64]` (the engine's int32 `[K/16, 2N]`), or stored
+    `[rows / 64, halves, tiles]`.
+    """
+
+    rows: int
+    halves: int
+    tiles: int
+    stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MarlinRows:
+    """Transpose what belongs to rows (block scales, biases) and permute it within 64-row units.
+
+    Source `[halves * rows, groups]` items; result, in units of 64 items,
+    `[groups, halves, rows / 64]` (the engine's order), or stored `[rows / 64, halves, groups]`.
+
+    Attributes
+    ----------
+    item_bytes
+        1 for block scales, 2 for biases.
+    order
+        `wide` and `single` are the two scale permutations, each followed by Marlin's `[0, 2, 1,
+        3]` of every four; `bias` is `single` alone.
+    recode
+        A table of 256 bytes for each half, for 1-byte items: what each byte becomes. Bytes that
+        share an image with another are lost.
+    """
+
+    rows: int
+    halves: int
+    groups: int
+    item_bytes: int
+    order: Literal["wide", "single", "bias"]
+    stored: bool
+    recode: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalScale:
+    """Turn a projection's global scale into the one that Marlin multiplies with.
+
+    Source: one float32 for each fused projection, gate first. Result: one number of `dtype`,
+    `scale * 2^exponent / divisor`, every step rounded to `dtype`. Lost: up's own scale where it
+    differs, and what rounding takes.
+
+    Attributes
+    ----------
+    largest
+        Take the largest scale of the projections, not gate's.
+    reciprocal
+        The source stores `1 / scale`; it is inverted in float32 before anything else.
+    """
+
+    exponent: int
+    divisor: float
+    dtype: Literal["F32", "BF16", "F16"]
+    reciprocal: bool
+    largest: bool = False
+
+
+Verb: TypeAlias = RowBlocks | MarlinWeight | MarlinRows | GlobalScale
+
+
+def is_lossless(verb: Verb) -> bool:
+    """Return whether every source byte can be got back."""
+    match verb:
+        case RowBlocks() | MarlinWeight():
+            return True
+        case MarlinRows():
+            return all(len(set(table)) == len(table) for table in verb.recode)
+        case GlobalScale():
+            return False
 
 
 class Kernels(Protocol):
@@ -72,5 +159,9 @@ class Kernels(Protocol):
         ...
 
     def invert(self, verb: Verb, stored: Bytes, source: Bytes) -> None:
-        """Fill `source` with the matrix that `lay_out` made `stored` from."""
+        """Fill `source` with the matrix that `lay_out` made `stored` from.
+
+        Where bytes are lost, the lowest that gives the stored byte stands in for them. A
+        `GlobalScale` has no inverse; its source is left as it is.
+        """
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from moeconv.schemes.bf16 import BF16
+from moeconv.schemes.fp4 import CT_MXFP4, CT_NVFP4, GPTOSS_MXFP4, MODELOPT_NVFP4, MXFP4
 from moeconv.schemes.recognised import FP8_BLOCK, FP8_TENSOR, FP16, FP32, INT4_PACKED
 
 if TYPE_CHECKING:
@@ -12,7 +13,19 @@ if TYPE_CHECKING:
 
     from moeconv.schemes.scheme import Scheme
 
-SCHEMES: Final[tuple[Scheme, ...]] = (BF16, FP16, FP32, FP8_BLOCK, FP8_TENSOR, INT4_PACKED)
+SCHEMES: Final[tuple[Scheme, ...]] = (
+    BF16,
+    MODELOPT_NVFP4,
+    CT_NVFP4,
+    MXFP4,
+    CT_MXFP4,
+    GPTOSS_MXFP4,
+    FP16,
+    FP32,
+    FP8_BLOCK,
+    FP8_TENSOR,
+    INT4_PACKED,
+)
 
 
 def detect(found: Mapping[str, str]) -> Scheme | None:

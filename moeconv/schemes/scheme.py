@@ -53,8 +53,11 @@ class Scheme:
         Its tensors; the first is the weight.
     advice
         For a scheme that no layout takes: what to do about it.
+    reciprocal
+        Global scales are stored as `1 / scale`.
     """
 
     name: str
     parts: tuple[PartRow, ...]
     advice: str | None = None
+    reciprocal: bool = False

@@ -1,0 +1,67 @@
+"""Global scales: one number an expert, in the engine's arithmetic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from moeconv.layouts.verbs import GlobalScale
+    from moeconv.tensors import Bytes
+
+    Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+
+
+def global_scale(verb: GlobalScale, source: Bytes, out: Bytes) -> None:
+    """Fill `out` with one number.
+
+    vLLM 0.33.0, `nvfp4_marlin_process_global_scale` and `prepare_nvfp4_moe_layer_for_marlin`, in
+    float32; SGLang 0.5.23, functions of the same names, rounds to the serving dtype first.
+    """
+    scales = source.reshape(-1).view(np.float32)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        if verb.reciprocal:
+            scales = np.float32(1.0) / scales
+        scale = scales.max(keepdims=True) if verb.largest else scales[:1]
+        exponent = np.float32(2.0**verb.exponent)
+        if verb.dtype == "F32":
+            bits = (scale * exponent / np.float32(verb.divisor)).view(np.uint8)
+        elif verb.dtype == "F16":
+            rounded = scale.astype(np.float16).astype(np.float32)
+            bits = (rounded * exponent).astype(np.float16).view(np.uint8)
+        else:
+            rounded = _from_bf16(_to_bf16(scale))
+            bits = _to_bf16(rounded * exponent).view(np.uint8)
+    out.reshape(-1)[...] = bits
+
+
+def source_scale(verb: GlobalScale, stored: Bytes, source: Bytes) -> None:
+    """Fill every projection's place in `source` with what one number gives back.
+
+    The powers of two go back exactly. Not exact: a scale that was rounded to the serving dtype, a
+    reciprocal of a reciprocal, and the scale of a projection that differs from the one kept.
+    """
+    flat = stored.reshape(-1)
+    if verb.dtype == "F32":
+        scale = flat.view(np.float32)
+    elif verb.dtype == "F16":
+        scale = flat.view(np.float16).astype(np.float32)
+    else:
+        scale = _from_bf16(flat.view(np.uint16))
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        scale = scale * np.float32(verb.divisor) / np.float32(2.0**verb.exponent)
+        if verb.reciprocal:
+            scale = np.float32(1.0) / scale
+    source.view(np.float32)[...] = scale
+
+
+def _to_bf16(values: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.uint16]]:
+    """Round to the nearest bfloat16, ties to even; NaN is 0x7FC0, as in torch."""
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
+
+
+def _from_bf16(bits: np.ndarray[tuple[int, ...], np.dtype[np.uint16]]) -> Floats:
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
