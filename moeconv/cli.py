@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Final
@@ -15,6 +16,10 @@ from moeconv.errors import MoeconvError
 app = typer.Typer(
     name="moeconv",
     help="Convert Mixture-of-Experts checkpoints into the layouts that serving kernels read.",
+    epilog=(
+        "Start with `moeconv trtllm SRC --dry-run`, then without it, then "
+        "`moeconv verify OUT --read-data --source SRC`."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -39,13 +44,13 @@ def _size(text: str) -> int:
     return int(float(match.group(1)) * unit)
 
 
-def _layers(text: str) -> tuple[int, int]:
-    """Parse `0-3` or `7`."""
+def _layers(text: str) -> range:
+    """Parse `0-3` or `7`; a tuple would make typer ask for two values."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
     if match is None or int(match.group(2) or match.group(1)) < int(match.group(1)):
         message = f"{text!r} is no range of layers; write it as 0-3"
         raise typer.BadParameter(message)
-    return int(match.group(1)), int(match.group(2) or match.group(1))
+    return range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)
 
 
 def _version(*, wanted: bool) -> None:
@@ -65,56 +70,64 @@ def _root(
     del version
 
 
+Source = Annotated[
+    Path, typer.Argument(metavar="SRC", help="Directory of a MoE checkpoint in safetensors.")
+]
+Tp = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Make the file for one tensor-parallel size, in the engine's own order.",
+        show_default="one file for every size",
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; the bytes are the same.")]
+Memory = Annotated[
+    int, typer.Option(parser=_size, metavar="SIZE", help="Bound on all buffers together.")
+]
+ShardSize = Annotated[int, typer.Option(parser=_size, metavar="SIZE", help="Largest output file.")]
+Layers = Annotated[
+    range | None,
+    typer.Option(
+        parser=_layers,
+        metavar="A-B",
+        help="Convert only these layers, for a trial; readers refuse the result unless asked.",
+        show_default="all",
+    ),
+]
+Workers = Annotated[int, typer.Option(min=1, help="Threads that read, lay out and write.")]
+FamilyName = Annotated[
+    str | None,
+    typer.Option("--family", help="Take the names of this family.", show_default="by model_type"),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and write nothing.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an earlier moeconv directory at --out.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines to stdout, for machines.")]
+
+_MEMORY: Final = "1GiB"
+_SHARD: Final = "5GB"
+
+
 @app.command(epilog=f"Example: `moeconv trtllm ./Qwen3-30B-A3B --out ./converted`\n\n{_EXIT_CODES}")
 def trtllm(
-    source: Annotated[
-        Path, typer.Argument(metavar="SRC", help="Directory of a BF16 MoE checkpoint.")
-    ],
+    source: Source,
     *,
     out: Annotated[
         Path | None,
         typer.Option(help="Output directory.", show_default="./<name>-trtllm-bf16"),
     ] = None,
-    tp: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Make the file for one tensor-parallel size, in the engine's own order.",
-            show_default="one file for every size",
-        ),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda or cuda:<n>; the bytes are the same.")
-    ] = "auto",
-    max_host_memory: Annotated[
-        int, typer.Option(parser=_size, metavar="SIZE", help="Bound on all buffers together.")
-    ] = "1GiB",  # type: ignore[assignment]
-    max_shard_size: Annotated[
-        int, typer.Option(parser=_size, metavar="SIZE", help="Largest output file.")
-    ] = "5GB",  # type: ignore[assignment]
-    layers: Annotated[
-        tuple[int, int] | None,
-        typer.Option(
-            parser=_layers,
-            metavar="A-B",
-            help="Convert only these layers, for a trial; readers refuse the result unless asked.",
-            show_default="all",
-        ),
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Threads that read, lay out and write.")] = 2,
-    family: Annotated[
-        str | None,
-        typer.Option(help="Take the names of this family.", show_default="by model_type"),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and write nothing.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier moeconv directory at --out.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON lines to stdout, for machines.")
-    ] = False,
+    tp: Tp = None,
+    device: Device = "auto",
+    max_host_memory: Memory = _MEMORY,  # type: ignore[assignment]
+    max_shard_size: ShardSize = _SHARD,  # type: ignore[assignment]
+    layers: Layers = None,
+    workers: Workers = 2,
+    family: FamilyName = None,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
     """Convert BF16 experts to the block layout of FlashInfer's TRTLLM MoE kernel.
 
@@ -122,24 +135,121 @@ def trtllm(
     is a multiple of 64. The same command resumes an interrupted run.
     """
     from moeconv.commands import Options, run_convert
+    from moeconv.target import Wish
 
-    run_convert(
-        Options(
-            source=source,
-            out=out,
-            layout="trtllm-bf16",
-            tp=tp,
-            device=device,
-            max_host_bytes=max_host_memory,
-            max_shard_bytes=max_shard_size,
-            layers=layers,
-            workers=workers,
-            family=family,
-            dry_run=dry_run,
-            overwrite=overwrite,
-            as_json=as_json,
-        )
+    options = Options(
+        source=source,
+        out=out,
+        tp=tp,
+        device=device,
+        max_host_bytes=max_host_memory,
+        max_shard_bytes=max_shard_size,
+        layers=layers,
+        workers=workers,
+        family=family,
+        dry_run=dry_run,
+        overwrite=overwrite,
+        as_json=as_json,
     )
+    run_convert(options, Wish("trtllm"))
+
+
+class Engine(StrEnum):
+    """Whose bytes."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+class ServingDtype(StrEnum):
+    """What the engine computes in."""
+
+    BF16 = "bfloat16"
+    FP16 = "float16"
+
+
+@app.command(
+    "marlin-fp4",
+    epilog=f"Example: `moeconv marlin-fp4 --nvfp4 ./Qwen3-30B-A3B-FP4`\n\n{_EXIT_CODES}",
+)
+def marlin_fp4(
+    source: Source,
+    *,
+    nvfp4: Annotated[bool, typer.Option("--nvfp4", help="Take NVFP4 experts only.")] = False,
+    mxfp4: Annotated[bool, typer.Option("--mxfp4", help="Take MXFP4 experts only.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Output directory.", show_default="./<name>-marlin-<nvfp4|mxfp4>"),
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="Whose Marlin: the two engines hold different bytes.")
+    ] = Engine.VLLM,
+    serving_dtype: Annotated[
+        ServingDtype | None,
+        typer.Option(help="What the engine computes in.", show_default="config.json's"),
+    ] = None,
+    reconcile_scales: Annotated[
+        bool,
+        typer.Option(
+            "--reconcile-scales",
+            help="Fold the larger of gate's and up's global scale into both, where they differ.",
+        ),
+    ] = False,
+    max_lost_scales: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=100,
+            metavar="PERCENT",
+            help="Refuse a layer that loses more of its block scales than this.",
+        ),
+    ] = 1.0,
+    tp: Tp = None,
+    device: Device = "auto",
+    max_host_memory: Memory = _MEMORY,  # type: ignore[assignment]
+    max_shard_size: ShardSize = _SHARD,  # type: ignore[assignment]
+    layers: Layers = None,
+    workers: Workers = 2,
+    family: FamilyName = None,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Convert NVFP4 or MXFP4 experts to what the Marlin MoE kernel reads.
+
+    The scheme is detected; a flag checks it. One output serves every expert-parallel size, and
+    every tensor-parallel size whose share of the intermediate size is a multiple of 64. NVFP4
+    bytes that depend on the expert-parallel size are not offered: the scale factor is the layer's.
+    """
+    from moeconv.commands import Options, run_convert
+    from moeconv.target import Wish
+
+    if nvfp4 and mxfp4:
+        message = "give one of --nvfp4 and --mxfp4, or neither"
+        raise typer.BadParameter(message)
+    options = Options(
+        source=source,
+        out=out,
+        tp=tp,
+        device=device,
+        max_host_bytes=max_host_memory,
+        max_shard_bytes=max_shard_size,
+        layers=layers,
+        workers=workers,
+        family=family,
+        dry_run=dry_run,
+        overwrite=overwrite,
+        as_json=as_json,
+        max_lost_share=max_lost_scales / 100,
+    )
+    wish = Wish(
+        "marlin-fp4",
+        "nvfp4" if nvfp4 else "mxfp4" if mxfp4 else None,
+        engine.value,
+        serving_dtype.value if serving_dtype else None,
+        reconciles=reconcile_scales,
+    )
+    run_convert(options, wish)
 
 
 @app.command(
@@ -160,7 +270,7 @@ def verify(
             show_default="no comparison",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:<n>.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON line to stdout, for machines.")
     ] = False,

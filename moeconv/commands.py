@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,93 +11,121 @@ from typing import TYPE_CHECKING
 
 from moeconv import report
 from moeconv.checkpoint.index import open_checkpoint
+from moeconv.checkpoint.reader import Reader
 from moeconv.convert import convert
 from moeconv.errors import OutputError, VerifyError
+from moeconv.experts import find_experts
 from moeconv.kernels import pick
-from moeconv.layouts import LAYOUTS
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord, read_manifest
 from moeconv.pipeline import Limits, Moved, slot_sizes
-from moeconv.plan import Converted, Plan, Target, make_plan, served_tp
+from moeconv.plan import Plan, Target, pick_family, plan_for
 from moeconv.serving import open_converted
+from moeconv.summary import Finished, show_plan, show_result
+from moeconv.survey import DEFAULT_LOST_SHARE, check_share, survey, surveyed_bytes, total
+from moeconv.target import Wish, choose_layout, out_name
 from moeconv.verify import Verified, bytes_to_move, verify
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
+    from moeconv.layouts.verbs import Kernels
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the person asked of a conversion."""
+    """What the person asked of a conversion, beside the layout."""
 
     source: Path
     out: Path | None
-    layout: str
     tp: int | None
     device: str
     max_host_bytes: int
     max_shard_bytes: int
-    layers: tuple[int, int] | None
+    layers: range | None
     workers: int
     family: str | None
     dry_run: bool
     overwrite: bool
     as_json: bool
+    max_lost_share: float = DEFAULT_LOST_SHARE
+
+    @property
+    def limits(self) -> Limits:
+        """How much of the machine to use."""
+        return Limits(self.workers, self.max_host_bytes)
 
 
-def run_convert(options: Options) -> None:
+def run_convert(options: Options, wish: Wish) -> None:
     """Convert, or show the plan."""
     kernels = pick(options.device)
     checkpoint = open_checkpoint(options.source)
-    layout = next(layout for layout in LAYOUTS if layout.id == options.layout)
+    family = pick_family(checkpoint, options.family)
+    experts = find_experts(checkpoint, family)
+    layout = choose_layout(wish, experts.stacks, checkpoint.config)
     target = Target(
         layout,
         fingerprint(layout, kernels),
         options.tp,
         options.max_shard_bytes,
-        options.layers,
+        None if options.layers is None else (options.layers[0], options.layers[-1]),
+        wish.reconciles,
     )
-    plan = make_plan(checkpoint, target, options.family)
-    limits = Limits(options.workers, options.max_host_bytes)
-    out = options.out or Path(f"{checkpoint.name}-{layout.id}")
+    plan = plan_for(checkpoint, family, experts, target)
+    out = options.out or Path(out_name(checkpoint.name, layout, options.tp))
+    slot_sizes(plan.jobs, options.limits)  # refuses too small a limit before anything is written
     for warning in plan.warnings:
         report.warn(warning)
+    if not options.dry_run and OutputDirectory.is_finished(out, plan.id):
+        report.good(f"`{out}` is already converted, with these options; nothing to do")
+        return
+    plan = _surveyed(plan, checkpoint, options)
     if options.dry_run:
-        _show_plan(plan, checkpoint, out, limits, as_json=options.as_json)
+        show_plan(plan, checkpoint, out, options.limits, as_json=options.as_json)
         return
-    slot_sizes(plan.jobs, limits)  # refuses a limit that is too small before anything is written
     directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
-    if directory.finished:
-        report.good(f"`{out}` is already converted, by this very plan; nothing to do")
-        return
-    done = sum(
-        job.nbytes
-        for number, job in enumerate(plan.jobs)
-        if directory.record(number, job.file) is not None
-    )
-    _check_space(out, plan.nbytes - done)
+    _check_space(out, plan, directory)
     started_s = time.monotonic()
     try:
-        manifest = _drive(plan, checkpoint, directory, options, done)
+        manifest = _drive(plan, checkpoint, directory, kernels, options)
     except KeyboardInterrupt:
         report.note("interrupted; run the same command again to go on from here")
-        raise
-    _show_result(plan, manifest, out, time.monotonic() - started_s, as_json=options.as_json)
+        sys.exit(130)
+    finished = Finished(options.source, out, time.monotonic() - started_s, manifest)
+    show_result(plan, finished, as_json=options.as_json)
+
+
+def _surveyed(plan: Plan, checkpoint: Checkpoint, options: Options) -> Plan:
+    """Survey the scales, where the layout asks for it; warn of what it will not keep."""
+    with report.progress() as bar, Reader(checkpoint.root) as reader:
+        task = bar.add_task("surveying scales", total=surveyed_bytes(plan))
+        for event in survey(plan, reader):
+            if isinstance(event, Plan):
+                plan = event
+            else:
+                bar.advance(task, event.nbytes)
+    known = plan.facts or {}
+    check_share(known, options.max_lost_share)
+    totals = total(known)
+    if totals.differing and not totals.reconciled:
+        report.warn(
+            f"{totals.differing} experts have different global scales for gate and up; gate's is "
+            "used for both, as the engine does (`--reconcile-scales` folds the larger one in)"
+        )
+    return plan
 
 
 def _drive(
     plan: Plan,
     checkpoint: Checkpoint,
     directory: OutputDirectory,
+    kernels: Kernels,
     options: Options,
-    done: int,
 ) -> Manifest:
-    limits = Limits(options.workers, options.max_host_bytes)
-    kernels = pick(options.device)
     with report.progress() as bar:
+        done = _done_bytes(plan, directory)
         task = bar.add_task("converting", total=plan.nbytes, completed=done)
-        for event in convert(plan, checkpoint, directory, kernels, limits):
+        for event in convert(plan, checkpoint, directory, kernels, options.limits):
             match event:
                 case Moved(nbytes):
                     bar.advance(task, nbytes)
@@ -110,112 +139,20 @@ def _drive(
     raise AssertionError(message)
 
 
-def _check_space(out: Path, needed: int) -> None:
+def _done_bytes(plan: Plan, directory: OutputDirectory) -> int:
+    return sum(
+        job.nbytes
+        for number, job in enumerate(plan.jobs)
+        if directory.record(number, job.file) is not None
+    )
+
+
+def _check_space(out: Path, plan: Plan, directory: OutputDirectory) -> None:
+    needed = plan.nbytes - _done_bytes(plan, directory)
     free = shutil.disk_usage(out).free
     if free < needed:
         message = f"`{out}` has {report.size(free)} free, but {report.size(needed)} are needed"
         raise OutputError(message, hint="make space, or give an `--out` on another disk")
-
-
-def _show_plan(
-    plan: Plan, checkpoint: Checkpoint, out: Path, limits: Limits, *, as_json: bool
-) -> None:
-    slot = sum(slot_sizes(plan.jobs, limits))
-    slots = min(limits.workers + 2, limits.max_host_bytes // slot)
-    expert_bytes = sum(
-        tensor.spec.nbytes
-        for job in plan.jobs
-        for tensor in job.tensors
-        if isinstance(tensor, Converted)
-    )
-    existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
-    facts = {
-        "source": str(checkpoint.root),
-        "out": str(out),
-        "family": plan.family.name,
-        "layout": plan.target.layout.id,
-        "layers": len(plan.stacks),
-        "experts": plan.stacks[0].geometry.experts,
-        "hidden": plan.stacks[0].geometry.hidden,
-        "intermediate": plan.stacks[0].geometry.intermediate,
-        "tp": plan.target.tp,
-        "tp_sizes": _tp_sizes(plan),
-        "shards": len(plan.jobs),
-        "expert_bytes": expert_bytes,
-        "other_bytes": plan.nbytes - expert_bytes,
-        "other_experts": plan.extra_experts,
-        "buffer_bytes": slot * slots,
-        "free_bytes": shutil.disk_usage(existing).free,
-        "warnings": list(plan.warnings),
-    }
-    if as_json:
-        report.emit({"event": "plan", **facts})
-        return
-    geometry = plan.stacks[0].geometry
-    report.table(
-        f"plan for {checkpoint.name}",
-        (
-            ("family", plan.family.name),
-            ("layout", f"{plan.target.layout.id} → {out}"),
-            ("experts", f"{len(plan.stacks)} layers × {geometry.experts}"),
-            ("sizes", f"hidden {geometry.hidden}, intermediate {geometry.intermediate}"),
-            ("serves", _serves(plan)),
-            ("shards", f"{len(plan.jobs)}, {report.size(plan.nbytes)}"),
-            ("of it experts", report.size(expert_bytes)),
-            ("passes through", report.size(plan.nbytes - expert_bytes)),
-            *_extra(plan),
-            ("buffers", report.size(slot * slots)),
-            ("free disk", report.size(shutil.disk_usage(existing).free)),
-        ),
-        to_stdout=True,
-    )
-
-
-def _tp_sizes(plan: Plan) -> list[int]:
-    if plan.target.tp is not None:
-        return [plan.target.tp]
-    sizes = (set(served_tp(plan.target.layout, stack.geometry)) for stack in plan.stacks)
-    return sorted(set.intersection(*sizes))
-
-
-def _serves(plan: Plan) -> str:
-    served = ", ".join(str(size) for size in _tp_sizes(plan))
-    if plan.target.tp is not None:
-        return f"TP {served} only, in the engine's order; any EP"
-    return f"TP {served}; any EP that divides the experts"
-
-
-def _extra(plan: Plan) -> tuple[tuple[str, str], ...]:
-    if not plan.extra_experts:
-        return ()
-    return (
-        ("left as they are", f"{plan.extra_experts} expert tensors outside the main model (MTP)"),
-    )
-
-
-def _show_result(
-    plan: Plan, manifest: Manifest, out: Path, seconds: float, *, as_json: bool
-) -> None:
-    run = manifest.run
-    rate = run.bytes_written / seconds if seconds else 0.0
-    if as_json:
-        report.emit({"event": "done", "out": str(out), "plan_id": plan.id, **asdict(run)})
-        return
-    report.good(f"converted to `{out}`")
-    report.table(
-        "",
-        (
-            ("experts", f"{len(plan.stacks)} layers × {plan.stacks[0].geometry.experts}"),
-            ("serves", _serves(plan)),
-            ("written", f"{report.size(run.bytes_written)} in {len(plan.jobs)} shards"),
-            ("read", report.size(run.bytes_read)),
-            ("resumed", f"{run.jobs_resumed} shards were already there"),
-            ("time", f"{seconds:.1f} s, {report.size(rate)}/s"),
-            ("peak memory", report.size(run.peak_rss_bytes)),
-            *_extra(plan),
-            ("next", f"moeconv verify {out} --read-data --source SRC"),
-        ),
-    )
 
 
 def run_verify(
@@ -237,7 +174,10 @@ def run_verify(
     if as_json:
         report.emit({"event": "verified", "out": str(root), **asdict(result)})
         return
-    report.good(f"`{root}` is as its manifest says")
+    if read_data or source:
+        report.good(f"`{root}` is as its manifest says")
+    else:
+        report.good(f"`{root}` has the files and headers its manifest says; data not read")
     report.table(
         "",
         (
@@ -245,9 +185,13 @@ def run_verify(
             ("digests", f"{result.digests} equal" if read_data else "not read (--read-data)"),
             (
                 "source",
-                f"{result.sources} tensors got back, byte for byte"
+                f"{result.sources} tensors compared, byte for byte"
                 if source
                 else "not compared (--source SRC)",
+            ),
+            *(
+                (f"lost of {part}", f"{count} bytes; the rest is right")
+                for part, count in result.lost.items()
             ),
         ),
     )
@@ -272,13 +216,18 @@ def run_rank(root: Path, *, tp: tuple[int, int], ep: tuple[int, int], as_json: b
             return
         rows = [
             (
-                f"{tensor.prefix}.{tensor.param}",
+                str(tensor.layer),
+                tensor.param,
                 str(tensor.spec),
                 f"{tensor.experts.start}-{tensor.experts.stop - 1}",
                 report.size(tensor.placement.end - tensor.placement.begin),
-                report.size(tensor.read_bytes),
             )
             for tensor in view.tensors()
         ]
         title = f"TP rank {tp[1]} of {tp[0]}, EP rank {ep[1]} of {ep[0]}"
-        report.grid(title, ("parameter", "final", "experts", "a range of", "reads"), rows)
+        report.grid(title, ("layer", "parameter", "shape", "experts", "bytes an expert"), rows)
+        reads = sum(tensor.read_bytes for tensor in view.tensors())
+        held = sum(entry.end - entry.begin for entry in converted.manifest.tensors)
+        report.note(f"this rank reads {report.size(reads)} of {report.size(held)} of experts")
+        if converted.manifest.partial:
+            report.warn(f"`{root}` holds only {converted.manifest.partial} of the model")

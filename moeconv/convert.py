@@ -14,11 +14,12 @@ from moeconv.describe import describe
 from moeconv.output.directory import OutputDirectory, copy_side_files
 from moeconv.output.manifest import Manifest, RunEntry, ShardRecord
 from moeconv.pipeline import Limits, Moved, Pipeline
+from moeconv.survey import survey
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
     from moeconv.layouts.verbs import Kernels
-    from moeconv.plan import Plan
+    from moeconv.plan import Job, Plan
 
 _POLL_S: Final = 0.2
 
@@ -70,34 +71,22 @@ def convert(
     """
     run = _Run(kernels.device, limits.workers)
     records: dict[int, ShardRecord] = {}
+    if plan.facts is None:
+        with Reader(checkpoint.root) as reader:
+            plan = next(event for event in survey(plan, reader) if not isinstance(event, Moved))
     with (
         Reader(checkpoint.root) as reader,
-        Pipeline(reader, kernels, plan.jobs, limits) as pipeline,
+        Pipeline(reader, kernels, plan, limits) as pipeline,
     ):
         waiting = _own_share_first(len(plan.jobs))
         while waiting and not directory.is_sealed():
             before = len(waiting)
             for number in tuple(waiting):
-                job = plan.jobs[number]
-                with directory.claim(number) as is_mine:
-                    if not is_mine or directory.is_sealed():
-                        continue
-                    record = directory.record(number, job.file)
-                    if record is None:
-                        final = directory.root / job.file
-                        for event in pipeline.fill(job, directory.temporary(number), final):
-                            if isinstance(event, Moved):
-                                run.bytes_written += event.nbytes
-                                yield event
-                            else:
-                                record = event
-                                directory.add_record(number, record)
-                    else:
-                        run.jobs_resumed += 1
-                if record is not None:
-                    records[number] = record
-                    waiting.remove(number)
-                    yield record
+                for event in _do(plan.jobs[number], number, directory, pipeline, run):
+                    if isinstance(event, ShardRecord):
+                        records[number] = event
+                        waiting.remove(number)
+                    yield event
             if len(waiting) == before:
                 time.sleep(_POLL_S)  # the rest is being done by other processes
         run.bytes_read = reader.bytes_read
@@ -109,6 +98,27 @@ def convert(
             directory.seal(describe(plan, checkpoint, shards, side, run.entry()))
     directory.clean()
     yield directory.manifest()
+
+
+def _do(
+    job: Job, number: int, directory: OutputDirectory, pipeline: Pipeline, run: _Run
+) -> Iterator[Moved | ShardRecord]:
+    """Do a job, unless it is done or another process does it; the record says that it is done."""
+    with directory.claim(number) as is_mine:
+        if not is_mine or directory.is_sealed():
+            return
+        record = directory.record(number, job.file)
+        if record is not None:
+            run.jobs_resumed += 1
+            yield record
+            return
+        temporary, final = directory.temporary(number), directory.root / job.file
+        for event in pipeline.fill(job, temporary, final):
+            if isinstance(event, ShardRecord):
+                directory.add_record(number, event)
+            else:
+                run.bytes_written += event.nbytes
+            yield event
 
 
 def _own_share_first(count: int) -> list[int]:

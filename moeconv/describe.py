@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +11,7 @@ from moeconv.modelconfig import model_types
 from moeconv.output.manifest import (
     FORMAT,
     EngineEntry,
+    FactsEntry,
     FileEntry,
     LayoutEntry,
     Manifest,
@@ -44,7 +46,7 @@ def describe(
         plan_id=plan.id,
         plan=dict(plan.identity),
         partial=None if target.layers is None else "layers {}-{}".format(*target.layers),
-        dtype="bfloat16",
+        dtype=target.layout.dtype,
         layout=LayoutEntry(
             id=target.layout.id,
             version=target.layout.version,
@@ -68,6 +70,8 @@ def describe(
         ),
         tools={name: _version(name) for name in _TOOLS},
         stacks=_stacks(plan),
+        facts=_facts(plan),
+        left_out=dict(plan.left_out),
         tensors=tensors,
         weights=weights,
         files=(*(FileEntry(shard.file, shard.size, shard.sha256) for shard in shards), *side_files),
@@ -92,6 +96,13 @@ def _stacks(plan: Plan) -> tuple[StackEntry, ...]:
             else (plan.target.tp,),
         )
         for stack in plan.stacks
+    )
+
+
+def _facts(plan: Plan) -> tuple[FactsEntry, ...]:
+    return tuple(
+        FactsEntry(prefix, rank, **asdict(facts))
+        for (prefix, rank), facts in (plan.facts or {}).items()
     )
 
 

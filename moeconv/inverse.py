@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,24 +12,39 @@ import numpy as np
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.checkpoint.reader import Reader
 from moeconv.errors import UnsupportedError, VerifyError
-from moeconv.layouts import LAYOUTS
+from moeconv.kernels.scalars import source_scale
+from moeconv.layouts import find_layout
+from moeconv.layouts.layout import Facts
+from moeconv.layouts.verbs import GlobalScale, is_lossless
 from moeconv.pipeline import CHUNK_BYTES, Limits, Moved, read_matrix, slot_sizes
 from moeconv.plan import Converted, Passthrough, Target, make_plan
 
 if TYPE_CHECKING:
-    from moeconv.layouts.verbs import Kernels
+    from moeconv.layouts.verbs import Kernels, Verb
     from moeconv.output.files import Files
     from moeconv.output.manifest import Manifest
     from moeconv.plan import Plan
     from moeconv.tensors import Bytes
 
 _NO_LIMIT = Limits(workers=1, max_host_bytes=1 << 62)
+_TWO = "one of the two is damaged, or they do not belong together"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """So many bytes of a part cannot be got back; what is stored is what the source gives."""
+
+    part: str
+    nbytes: int
 
 
 def compare_with_source(
     files: Files, manifest: Manifest, kernels: Kernels, source: Path
-) -> Iterator[Moved]:
+) -> Iterator[Moved | Lost]:
     """Invert every converted tensor and compare all bytes with the source; yields bytes.
+
+    Where a layout loses bytes (scales that it flushes, global scales), the source is laid out
+    again and compared with what is stored, and the bytes that do not come back are counted.
 
     Raises
     ------
@@ -38,33 +54,96 @@ def compare_with_source(
         It is another checkpoint, or some bytes differ.
     """
     checkpoint = open_checkpoint(source)
-    plan = make_plan(checkpoint, _target(manifest), manifest.source.family)
+    plan = replace(
+        make_plan(checkpoint, target_of(manifest), manifest.source.family),
+        facts=_facts(manifest),
+    )
     where = _locations(manifest, plan, source)
     sizes = slot_sizes(plan.jobs, _NO_LIMIT)
-    found, inverted = np.empty(sizes[0], np.uint8), np.empty(sizes[0], np.uint8)
-    scratch, stored = np.empty(sizes[1], np.uint8), np.empty(sizes[2], np.uint8)
+    buffers = _Buffers(*(np.empty(size, np.uint8) for size in (sizes[0], sizes[0], *sizes[1:])))
     with Reader(checkpoint.root) as reader:
+        check = _Check(files, reader, kernels, buffers)
         for tensor in (tensor for job in plan.jobs for tensor in job.tensors):
             file, begin = where[tensor.name]
             if isinstance(tensor, Passthrough):
                 yield from _compare_bytes(files, reader, tensor, file, begin)
                 continue
-            shape, size = tensor.output.matrix.shape, tensor.output.spec.nbytes
-            expected = found[: tensor.output.matrix.nbytes].reshape(shape)
-            matrix = inverted[: tensor.output.matrix.nbytes].reshape(shape)
+            size = tensor.output.spec.nbytes
             for i, expert in enumerate(tensor.experts):
-                files.read(file, begin + i * size, stored[:size])
-                kernels.invert(tensor.output.verb, stored[:size], matrix)
-                read_matrix(reader, tensor.places(expert), expected, scratch)
-                if not np.array_equal(matrix, expected):
-                    raise _difference(tensor, expert, matrix, expected)
-                yield Moved(size)
+                stored = buffers.stored[:size]
+                files.read(file, begin + i * size, stored)
+                yield from check.expert(tensor, expert, plan.verb(tensor, expert), stored)
 
 
-def _target(manifest: Manifest) -> Target:
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """Reused memory: the source matrix, the inverted one, what is read on the way, the stored."""
+
+    expected: Bytes
+    inverted: Bytes
+    scratch: Bytes
+    stored: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Compares one expert at a time."""
+
+    files: Files
+    reader: Reader
+    kernels: Kernels
+    buffers: _Buffers
+
+    def expert(
+        self, tensor: Converted, expert: int, verb: Verb, stored: Bytes
+    ) -> Iterator[Moved | Lost]:
+        """Invert an expert's bytes and compare; where bytes are lost, lay the source out again."""
+        matrix = tensor.output.matrix
+        expected = self.buffers.expected[: matrix.nbytes].reshape(matrix.shape)
+        inverted = self.buffers.inverted[: matrix.nbytes].reshape(matrix.shape)
+        read_matrix(self.reader, tensor.places(expert), expected, self.buffers.scratch)
+        if isinstance(verb, GlobalScale):
+            source_scale(verb, stored, inverted)
+        else:
+            self.kernels.invert(verb, stored, inverted)
+        if not is_lossless(verb):
+            again = np.empty(stored.size, np.uint8)
+            self.kernels.lay_out(verb, expected, again)
+            if not np.array_equal(again, stored):
+                message = f"`{tensor.name}` is not what its source gives for expert {expert}"
+                raise VerifyError(message, hint=_TWO)
+            yield Lost(matrix.part, int(np.count_nonzero(inverted != expected)))
+        elif not np.array_equal(inverted, expected):
+            raise _difference(tensor, expert, inverted, expected)
+        yield Moved(stored.size)
+
+
+def _facts(manifest: Manifest) -> dict[tuple[str, int | None], Facts]:
+    return {
+        (entry.prefix, entry.rank): Facts(
+            entry.factors,
+            entry.scales,
+            entry.flushed,
+            entry.negative,
+            entry.differing,
+            entry.ratios,
+        )
+        for entry in manifest.facts
+    }
+
+
+def target_of(manifest: Manifest) -> Target:
+    """Return the target that a manifest was made for.
+
+    Raises
+    ------
+    UnsupportedError
+        Its layout is not known to this version.
+    """
     entry = manifest.layout
-    layout = next((x for x in LAYOUTS if (x.id, x.version) == (entry.id, entry.version)), None)
-    if layout is None:
+    reconciles = manifest.plan["global scales"] == "largest"
+    layout = find_layout(entry.id, manifest.dtype, reconciles=reconciles)
+    if layout is None or layout.version != entry.version:
         message = f"the layout {entry.id} version {entry.version} is not known to this moeconv"
         raise UnsupportedError(message, hint="install the moeconv that wrote it")
     layers = manifest.plan["layers"]
@@ -75,6 +154,7 @@ def _target(manifest: Manifest) -> Target:
         entry.tp,
         int(manifest.plan["max shard size"]),
         None if layers == "all" else (int(first), int(last)),
+        reconciles,
     )
 
 
@@ -110,9 +190,7 @@ def _compare_bytes(
         reader.read(tensor.ref, at, there[:count])
         if not np.array_equal(here[:count], there[:count]):
             message = f"`{tensor.name}` in `{file}` differs from the source"
-            raise VerifyError(
-                message, hint="one of the two is damaged, or they do not belong together"
-            )
+            raise VerifyError(message, hint=_TWO)
         yield Moved(count)
 
 
@@ -125,4 +203,4 @@ def _difference(tensor: Converted, expert: int, found: Bytes, expected: Bytes) -
         f"`{tensor.name}` does not give back `{place.part.ref.name}`: expert {expert}, row "
         f"{row - place.row}, byte {at}: expected {expected[row, at]}, found {found[row, at]}"
     )
-    return VerifyError(message, hint="one of the two is damaged, or they do not belong together")
+    return VerifyError(message, hint=_TWO)

@@ -20,12 +20,13 @@ from moeconv.checkpoint.reader import Reader, scratch_bytes
 from moeconv.errors import UnsupportedError
 from moeconv.output.manifest import ShardRecord, SourceDigest, TensorRecord
 from moeconv.output.shard import Entry, ShardWriter, arrange
-from moeconv.plan import Converted, Job, Passthrough, Place
+from moeconv.plan import Converted, Job, Passthrough, Place, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from moeconv.layouts.layout import Matrix
     from moeconv.layouts.verbs import Kernels
     from moeconv.tensors import Bytes
 
@@ -89,7 +90,7 @@ class Pipeline:
     ----------
     reader, kernels
         Where bytes come from, and what lays them out.
-    jobs
+    plan
         All shards to come: the largest piece decides the size of a slot.
     limits
         Threads and memory.
@@ -100,11 +101,9 @@ class Pipeline:
         The memory limit does not hold one expert.
     """
 
-    def __init__(
-        self, reader: Reader, kernels: Kernels, jobs: Iterable[Job], limits: Limits
-    ) -> None:
-        sizes = slot_sizes(jobs, limits)
-        self._reader, self._kernels = reader, kernels
+    def __init__(self, reader: Reader, kernels: Kernels, plan: Plan, limits: Limits) -> None:
+        sizes = slot_sizes(plan.jobs, limits)
+        self._reader, self._kernels, self._plan = reader, kernels, plan
         self._chunk_bytes = sizes[2]
         count = min(limits.workers + 2, limits.max_host_bytes // sum(sizes))
         self._free = [_Slot(*(kernels.empty(size) for size in sizes)) for _ in range(count)]
@@ -166,7 +165,8 @@ class Pipeline:
             source = slot.source[: matrix.nbytes].reshape(matrix.shape)
             places = piece.tensor.places(piece.expert)
             sources = read_matrix(self._reader, places, source, slot.scratch)
-            self._kernels.lay_out(piece.tensor.output.verb, source, out)
+            verb = self._plan.verb(piece.tensor, piece.expert)
+            self._kernels.lay_out(verb, source, out)
             xxh3 = xxhash.xxh3_128_hexdigest(out)
         else:
             self._reader.read(piece.tensor.ref, piece.begin, out)
@@ -239,6 +239,11 @@ def read_matrix(
     return tuple(sources)
 
 
+def scratch_for(places: Sequence[Place], matrix: Matrix) -> int:
+    """Return the bytes that reading a source matrix needs beside it."""
+    return max((scratch_bytes(place.part, matrix.row_bytes) for place in places), default=0)
+
+
 def slot_sizes(jobs: Iterable[Job], limits: Limits) -> tuple[int, int, int]:
     """Return the bytes of a slot's three buffers: source matrix, scratch, result.
 
@@ -254,7 +259,7 @@ def slot_sizes(jobs: Iterable[Job], limits: Limits) -> tuple[int, int, int]:
                 matrix = tensor.output.matrix
                 places = tensor.places(tensor.experts[0])
                 source = max(source, matrix.nbytes)
-                scratch = max(scratch, *(scratch_bytes(p.part, matrix.row_bytes) for p in places))
+                scratch = max(scratch, scratch_for(places, matrix))
                 out = max(out, tensor.output.spec.nbytes)
             else:
                 chunk = max(chunk, min(CHUNK_BYTES, tensor.spec.nbytes))

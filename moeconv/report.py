@@ -66,8 +66,8 @@ def table(title: str, rows: Rows, *, to_stdout: bool = False) -> None:
 def grid(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table with a header to stdout."""
     shown = Table(title=title, title_justify="left")
-    for name in header:
-        shown.add_column(name, overflow="fold")
+    for i, name in enumerate(header):
+        shown.add_column(name, overflow="fold", no_wrap=i > 0)
     for row in rows:
         shown.add_row(*(escape(cell) for cell in row))
     out.print(shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,13 +34,16 @@ class Verified:
     digests
         How many digests were computed again and found equal.
     sources
-        How many source tensors were got back from the converted bytes and found equal.
+        How many source tensors were compared with what their converted bytes give back.
+    lost
+        Bytes that the layout cannot give back, by part; what is stored is what they give.
     """
 
     files: int
     tensors: int
     digests: int = 0
     sources: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
 
 
 def bytes_to_move(manifest: Manifest, *, read_data: bool, source: bool) -> int:
@@ -74,6 +77,7 @@ def verify(
     manifest = read_manifest(root)
     _check_structure(root, manifest)
     digests = sources = 0
+    lost: dict[str, int] = {}
     with Files(root) as files:
         if read_data:
             for event in _check_digests(files, manifest):
@@ -81,10 +85,14 @@ def verify(
                 if isinstance(event, Moved):
                     yield event
         if source is not None:
-            yield from compare_with_source(files, manifest, kernels, source)
+            for found in compare_with_source(files, manifest, kernels, source):
+                if isinstance(found, Moved):
+                    yield found
+                elif found.nbytes:
+                    lost[found.part] = lost.get(found.part, 0) + found.nbytes
             sources = len({digest.name for digest in manifest.sources}) + len(manifest.weights)
     count = len(manifest.tensors) + len(manifest.weights)
-    yield Verified(len(manifest.files), count, digests, sources)
+    yield Verified(len(manifest.files), count, digests, sources, lost)
 
 
 def _check_structure(root: Path, manifest: Manifest) -> None:

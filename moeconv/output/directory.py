@@ -65,7 +65,8 @@ class OutputDirectory:
         self._work = root / WORK_FOLDER
         if overwrite:
             _remove(root)
-        self.finished = self._is_finished(identity)
+        _check_plan(root, plan_id, identity)
+        self.finished = (root / MANIFEST_NAME).exists()
         if self.finished:
             return
         _check_ours(root)
@@ -138,15 +139,10 @@ class OutputDirectory:
             folder.mkdir(parents=True, exist_ok=True)
         return filelock.FileLock(folder / name)
 
-    def _is_finished(self, identity: Mapping[str, str]) -> bool:
-        if not (self.root / MANIFEST_NAME).exists():
-            return False
-        manifest = read_manifest(self.root)
-        if manifest.plan_id == self._plan_id:
-            return True
-        message = f"`{self.root}` holds another conversion, which differs in "
-        message += _differences(manifest.plan, identity)
-        raise OutputError(message, hint="give another `--out`, or `--overwrite` to replace it")
+    @staticmethod
+    def is_finished(root: Path, plan_id: str) -> bool:
+        """Return whether a directory is sealed, by this very plan."""
+        return (root / MANIFEST_NAME).exists() and read_manifest(root).plan_id == plan_id
 
     def _join(self, identity: Mapping[str, str]) -> None:
         path = self._work / "plan.json"
@@ -161,6 +157,16 @@ class OutputDirectory:
         message += _differences(theirs, identity)
         hint = "give another `--out`, the options it was begun with, or `--overwrite`"
         raise OutputError(message, hint=hint)
+
+
+def _check_plan(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
+    if not (root / MANIFEST_NAME).exists():
+        return
+    manifest = read_manifest(root)
+    if manifest.plan_id != plan_id:
+        message = f"`{root}` holds another conversion, which differs in "
+        message += _differences(manifest.plan, identity)
+        raise OutputError(message, hint="give another `--out`, or `--overwrite` to replace it")
 
 
 def _differences(theirs: Mapping[str, str], mine: Mapping[str, str]) -> str:

@@ -87,6 +87,32 @@ class StackEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class FactsEntry:
+    """What the layout did to one layer's scales, for a rank where the file is made for one TP.
+
+    Attributes
+    ----------
+    factors
+        The power of two taken out of the block scales of w13 and of w2.
+    scales, flushed, negative
+        Block scales in all, those that became zero, and those below zero or NaN.
+    differing
+        Experts whose gate and up have different global scales.
+    ratios
+        What gate's and up's block scales were multiplied by, an expert each, where they were.
+    """
+
+    prefix: str
+    rank: int | None
+    factors: tuple[float, float]
+    scales: int
+    flushed: int
+    negative: int
+    differing: int
+    ratios: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TensorEntry:
     """A converted tensor: experts `first` to `last` of one engine parameter.
 
@@ -164,6 +190,10 @@ class Manifest:
         Which part of the model is here, as `layers 0-1`; `None` when it is all of it.
     dtype
         The serving dtype that the bytes were made for.
+    facts
+        What the layout did to scales, a layer each.
+    left_out
+        How many source tensors of each part are not here, since the kernel has no use for them.
     tensors, weights
         Converted tensors, and those that passed through.
     files
@@ -181,6 +211,8 @@ class Manifest:
     source: SourceEntry
     tools: dict[str, str]
     stacks: tuple[StackEntry, ...]
+    facts: tuple[FactsEntry, ...]
+    left_out: dict[str, int]
     tensors: tuple[TensorEntry, ...]
     weights: tuple[WeightEntry, ...]
     files: tuple[FileEntry, ...]

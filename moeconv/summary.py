@@ -1,0 +1,158 @@
+"""What a plan, and a finished conversion, look like to a person and to a machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, replace, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from moeconv import report
+from moeconv.pipeline import Limits, slot_sizes
+from moeconv.plan import Converted, Plan, served_tp
+from moeconv.survey import total
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Checkpoint
+    from moeconv.output.manifest import Manifest
+
+_NATIVE_FP4: Final = (
+    "Blackwell GPUs have native FP4 kernels; there Marlin, which computes in 16 bits, is a fallback"
+)
+
+
+def show_plan(
+    plan: Plan, checkpoint: Checkpoint, out: Path, limits: Limits, *, as_json: bool
+) -> None:
+    """Show what a conversion would do."""
+    slot = sum(slot_sizes(plan.jobs, limits))
+    slots = min(limits.workers + 2, limits.max_host_bytes // slot)
+    expert_bytes = sum(
+        tensor.spec.nbytes
+        for job in plan.jobs
+        for tensor in job.tensors
+        if isinstance(tensor, Converted)
+    )
+    existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
+    facts = {
+        "source": str(checkpoint.root),
+        "out": str(out),
+        "family": plan.family.name,
+        "layout": plan.target.layout.id,
+        "layers": len(plan.stacks),
+        "experts": plan.stacks[0].geometry.experts,
+        "hidden": plan.stacks[0].geometry.hidden,
+        "intermediate": plan.stacks[0].geometry.intermediate,
+        "tp": plan.target.tp,
+        "tp_sizes": _tp_sizes(plan),
+        "shards": len(plan.jobs),
+        "expert_bytes": expert_bytes,
+        "other_bytes": plan.nbytes - expert_bytes,
+        "other_experts": plan.extra_experts,
+        "left_layers": len(plan.left_stacks),
+        "left_out": dict(plan.left_out),
+        "scales": asdict(total(plan.facts or {})),
+        "facts": [
+            {"prefix": prefix, "rank": rank, **asdict(replace(fact, ratios=()))}
+            for (prefix, rank), fact in (plan.facts or {}).items()
+        ],
+        "dtype": plan.target.layout.dtype,
+        "buffer_bytes": slot * slots,
+        "free_bytes": shutil.disk_usage(existing).free,
+        "warnings": list(plan.warnings),
+    }
+    if as_json:
+        report.emit({"event": "plan", **facts})
+        return
+    geometry = plan.stacks[0].geometry
+    report.table(
+        f"plan for {checkpoint.name}",
+        (
+            ("family", plan.family.name),
+            ("layout", f"{plan.target.layout.id} for {plan.target.layout.dtype} → {out}"),
+            ("experts", f"{len(plan.stacks)} layers × {geometry.experts}"),
+            ("sizes", f"hidden {geometry.hidden}, intermediate {geometry.intermediate}"),
+            ("serves", _serves(plan)),
+            ("shards", f"{len(plan.jobs)}, {report.size(plan.nbytes)}"),
+            ("of it experts", report.size(expert_bytes)),
+            ("passes through", report.size(plan.nbytes - expert_bytes)),
+            *_extra(plan),
+            ("buffers", report.size(slot * slots)),
+            ("free disk", report.size(shutil.disk_usage(existing).free)),
+        ),
+        to_stdout=True,
+    )
+
+
+def _tp_sizes(plan: Plan) -> list[int]:
+    if plan.target.tp is not None:
+        return [plan.target.tp]
+    sizes = (set(served_tp(plan.target.layout, stack.geometry)) for stack in plan.stacks)
+    return sorted(set.intersection(*sizes))
+
+
+def _serves(plan: Plan) -> str:
+    served = ", ".join(str(size) for size in _tp_sizes(plan))
+    if plan.target.tp is not None:
+        return f"TP {served} only, in the engine's order; any EP"
+    return f"TP {served}; any EP that divides the experts"
+
+
+def _extra(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what is not converted, and what happens to scales."""
+    if plan.extra_experts:
+        yield "as they are", f"{plan.extra_experts} expert tensors outside the main model"
+    if plan.left_stacks:
+        schemes = ", ".join(sorted({stack.scheme.name for stack in plan.left_stacks}))
+        yield "as they are", f"{len(plan.left_stacks)} layers of {schemes} experts"
+    for part, count in plan.left_out.items():
+        yield "left out", f"{count} {part} tensors, which the kernel does not read"
+    totals = total(plan.facts or {})
+    if totals.scales:
+        yield (
+            "scales",
+            f"{totals.scales}: {totals.flushed} flushed to zero, {totals.negative} negative or NaN",
+        )
+        how = "reconciled" if totals.reconciled else "gate's used for both"
+        if totals.differing:
+            yield "global scales", f"{totals.differing} experts differ between gate and up: {how}"
+        factors = sorted(
+            {factor for facts in (plan.facts or {}).values() for factor in facts.factors}
+        )
+        yield "factors", ", ".join(f"{factor:g}" for factor in factors)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A conversion that ended well: from where, to where, in how long, and what was written."""
+
+    source: Path
+    out: Path
+    seconds: float
+    manifest: Manifest
+
+
+def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
+    """Show what a conversion did."""
+    run, out, seconds = finished.manifest.run, finished.out, finished.seconds
+    rate = run.bytes_written / seconds if seconds else 0.0
+    if as_json:
+        report.emit({"event": "done", "out": str(out), "plan_id": plan.id, **asdict(run)})
+        return
+    report.good(f"converted to `{out}`")
+    report.table(
+        "",
+        (
+            ("experts", f"{len(plan.stacks)} layers × {plan.stacks[0].geometry.experts}"),
+            ("serves", _serves(plan)),
+            ("written", f"{report.size(run.bytes_written)} in {len(plan.jobs)} shards"),
+            ("read", report.size(run.bytes_read)),
+            ("resumed", f"{run.jobs_resumed} shards were already there"),
+            ("time", f"{seconds:.1f} s, {report.size(rate)}/s"),
+            ("peak memory", report.size(run.peak_rss_bytes)),
+            *_extra(plan),
+            *((("note", _NATIVE_FP4),) if "fp4" in plan.target.layout.id else ()),
+            ("next", f"moeconv verify {out} --read-data --source {finished.source}"),
+        ),
+    )

@@ -1,0 +1,92 @@
+"""Which layout does the person's word mean for this checkpoint?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from moeconv.errors import UnsupportedError
+from moeconv.layouts import LAYOUTS, TRTLLM_BF16, find_layout
+from moeconv.modelconfig import first
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from moeconv.checkpoint.types import Json
+    from moeconv.experts import Stack
+    from moeconv.layouts.layout import Layout
+
+_DTYPES: Final = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the person asked for.
+
+    Attributes
+    ----------
+    verb
+        `trtllm` or `marlin-fp4`.
+    scheme
+        `nvfp4` or `mxfp4`, to be checked; `None` to take what is there.
+    engine
+        Whose bytes: `vllm` or `sglang`.
+    dtype
+        The serving dtype; `None` for the config's.
+    reconciles
+        Fold differing global scales into the larger one.
+    """
+
+    verb: str
+    scheme: str | None = None
+    engine: str = "vllm"
+    dtype: str | None = None
+    reconciles: bool = False
+
+
+def choose_layout(wish: Wish, stacks: Iterable[Stack], config: Mapping[str, Json]) -> Layout:
+    """Return the layout for a checkpoint's experts.
+
+    Raises
+    ------
+    UnsupportedError
+        There is none for this verb, engine, scheme and dtype.
+    """
+    if wish.verb == "trtllm":
+        return TRTLLM_BF16
+    found = sorted({stack.scheme.name for stack in stacks})
+    fp4 = [name for name in found if "fp4" in name]
+    if not fp4:
+        message = f"there are no FP4 experts: they are stored as {' and '.join(found)}"
+        hint = "`moeconv trtllm` takes BF16 experts" if found == ["bf16"] else None
+        raise UnsupportedError(message, hint=hint)
+    if wish.scheme and wish.scheme not in fp4[0]:
+        message = f"`--{wish.scheme}` was asked for, but the experts are stored as {fp4[0]}"
+        raise UnsupportedError(message, hint="leave the flag out to take what is there")
+    for layout in LAYOUTS:
+        engines = {engine.name for engine in layout.engines}
+        if fp4[0] in layout.schemes and wish.engine in engines:
+            dtype = _dtype(wish, config)
+            return find_layout(layout.id, dtype, reconciles=wish.reconciles) or layout
+    message = f"no Marlin layout of {wish.engine} takes {fp4[0]} experts"
+    hint = "`--engine vllm` has one; SGLang pads these with bytes that it leaves undefined"
+    raise UnsupportedError(message, hint=hint)
+
+
+def _dtype(wish: Wish, config: Mapping[str, Json]) -> str:
+    value = wish.dtype or first(config, ("dtype", "torch_dtype")) or _DTYPES[0]
+    if value not in _DTYPES:
+        message = f"the serving dtype is {value}, but Marlin serves in {' or '.join(_DTYPES)}"
+        raise UnsupportedError(message, hint="say `--serving-dtype bfloat16`")
+    return str(value)
+
+
+def out_name(checkpoint: str, layout: Layout, tp: int | None) -> str:
+    """Return the output directory's name where none is given."""
+    made_for = "" if tp is None else f"-tp{tp}"
+    engine = "-sglang" if layout.id.endswith("-sglang") else ""
+    for kind in ("nvfp4", "mxfp4"):
+        if layout.id.startswith(f"marlin-{kind}"):
+            return f"{checkpoint}-marlin-{kind}{engine}{made_for}"
+    return f"{checkpoint}-{layout.id}{made_for}"
