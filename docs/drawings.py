@@ -1,0 +1,172 @@
+"""The drawings of the pages, as SVG, made from the row maps that moeconv itself uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+from xml.sax.saxutils import escape
+
+from moeconv.kernels.rowmaps import interleave_rows, shuffle_rows
+
+RANKS: Final = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
+GATE, UP = "#4c78a8", "#f5a742"
+INK: Final = "#222222"
+UNIT: Final = 32
+"""Rows that stay together: 16 (up, gate) pairs."""
+
+
+def picture(width: int, height: int, what: str, parts: Iterable[str]) -> str:
+    """Return a whole SVG file on a light ground, so that it reads on dark pages too."""
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" font-family="Helvetica, Arial, sans-serif" '
+        f'font-size="12" fill="{INK}" role="img">'
+    )
+    title = f"<title>{escape(what)}</title>"
+    ground = f'<rect width="{width}" height="{height}" rx="6" fill="#fbfbfa"/>'
+    return "\n".join((head, title, ground, *parts, "</svg>\n"))
+
+
+def box(x: float, y: float, size: tuple[float, float], fill: str, opacity: float = 1) -> str:
+    """Return a filled rectangle with a thin light edge."""
+    width, height = size
+    return (
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}" '
+        f'fill-opacity="{opacity:g}" stroke="#ffffff" stroke-width="0.8"/>'
+    )
+
+
+def label(x: float, y: float, text: str, style: str = "") -> str:
+    """Return a text; `style` holds further SVG attributes."""
+    return f'<text x="{x:g}" y="{y:g}" {style}>{escape(text)}</text>'
+
+
+def line(points: Iterable[tuple[float, float]], colour: str = INK, width: float = 1) -> str:
+    """Return a line through points."""
+    path = " ".join(f"{x:g},{y:g}" for x, y in points)
+    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}"/>'
+
+
+def arrow(x: float, y: float, length: float) -> list[str]:
+    """Return an arrow to the right."""
+    tip = x + length
+    head = [(tip - 6, y - 4), (tip, y), (tip - 6, y + 4)]
+    return [line([(x, y), (tip, y)]), line(head)]
+
+
+def bracket(y: float, start: float, stop: float, colour: str) -> str:
+    """Return a bracket under `[start, stop)`."""
+    return line([(start, y), (start, y + 6), (stop, y + 6), (stop, y)], colour, 2)
+
+
+def overview() -> str:
+    """From [gate; up] rows to the file, and what two ranks read of it."""
+    parts = []
+    for i, name in enumerate(("gate", "up")):
+        top = 34 + 136 * i
+        parts.append(label(20, top - 6, f"{name}.weight  [I, H], I = 128"))
+        for unit in range(8):
+            y = top + 14 * unit
+            parts.append(box(20, y, (150, 14), RANKS[unit // 4], 1 - 0.55 * i))
+            text = f"{name} rows {16 * unit} to {16 * unit + 15}"
+            style = 'font-size="10"' + ("" if i else ' fill="#ffffff"')
+            parts.append(label(28, y + 11, text, style))
+    parts += arrow(184, 152, 40)
+    parts.append(label(240, 28, "units of 32 rows: 16 (up, gate) pairs, shuffled"))
+    for unit in range(8):
+        top = 34 + 31.5 * unit
+        parts += [
+            box(240, top + 7 * band, (150, 7), RANKS[unit // 4], 1 if band % 2 else 0.45)
+            for band in range(4)
+        ]
+        parts.append(label(398, top + 18, f"unit {unit}"))
+    parts += arrow(446, 152, 40)
+    parts.append(label(500, 90, "one expert in the file: unit after unit,"))
+    parts.append(label(500, 106, "each cut into H/64 blocks of 32 rows × 128 bytes"))
+    for unit in range(8):
+        for block in range(2):
+            x = 500 + 20 * (2 * unit + block)
+            parts.append(box(x, 118, (20, 44), RANKS[unit // 4], 0.9 if unit % 2 else 0.7))
+        parts.append(label(500 + 40 * unit + 20, 144, f"{unit}", 'text-anchor="middle"'))
+    for rank in range(2):
+        start = 500 + 160 * rank
+        parts.append(bracket(168, start + 2, start + 158, RANKS[rank]))
+        text = f"TP 2, rank {rank}: one range"
+        parts.append(label(start + 80, 192, text, 'text-anchor="middle"'))
+    return picture(840, 300, "Rows of gate and up become units; a rank reads one range", parts)
+
+
+def rows() -> str:
+    """The rows of one unit, from the source through the interleave to the shuffle."""
+    interleaved = [int(row) for row in interleave_rows(UNIT)]
+    final = [interleaved[int(row)] for row in shuffle_rows(UNIT)]
+    columns = (("[gate; up]", list(range(UNIT))), ("pairs", interleaved), ("shuffled", final))
+    pitch, width, left, top = 15, 76, (20, 186, 352), 44
+    parts = [
+        label(x + width / 2, 30, name, 'text-anchor="middle" font-weight="bold"')
+        for x, (name, _) in zip(left, columns, strict=True)
+    ]
+    for x, (_, before), (_, after) in zip(left, columns, columns[1:], strict=False):
+        for row in range(UNIT):
+            start = top + pitch * (before.index(row) + 0.5)
+            stop = top + pitch * (after.index(row) + 0.5)
+            colour = GATE if row < UNIT // 2 else UP
+            parts.append(line([(x + width, start), (x + 166, stop)], colour, 0.8))
+    for x, (_, order) in zip(left, columns, strict=True):
+        for at, row in enumerate(order):
+            is_gate = row < UNIT // 2
+            text = f"gate {row}" if is_gate else f"up {row - UNIT // 2}"
+            y = top + pitch * at
+            parts.append(box(x, y, (width, pitch), GATE if is_gate else UP))
+            style = 'text-anchor="middle" font-size="10"' + (' fill="#ffffff"' if is_gate else "")
+            parts.append(label(x + width / 2, y + 11, text, style))
+    parts += arrow(440, top + 16 * pitch, 44)
+    parts.append(label(500, 30, "cut into K blocks", 'font-weight="bold"'))
+    for block, name in enumerate(("0", "1", "…", "H/64 - 1")):
+        x = 500 + 78 * block
+        parts += [
+            box(x, top + pitch * at, (70, pitch), GATE if row < UNIT // 2 else UP, 0.85)
+            for at, row in enumerate(final)
+        ]
+        text = f"block {name}" if name != "…" else name
+        parts.append(label(x + 35, top + UNIT * pitch + 18, text, 'text-anchor="middle"'))
+    note = "a block is 32 rows × 64 values; block stands after block"
+    parts.append(label(500, top + UNIT * pitch + 40, note, 'font-size="11"'))
+    return picture(880, top + UNIT * pitch + 56, "The rows of one unit, step by step", parts)
+
+
+def ranks() -> str:
+    """One expert's w13 in the engine's order and in the stored order, for four ranks."""
+    units, blocks, cell, left = 8, 4, 24, 20
+    orders: tuple[tuple[str, Callable[[int], int]], ...] = (
+        ("engine's order  [H/64, M, 64]: K block after K block", lambda at: at % units),
+        ("stored order  [M/32, H/64, 32, 64]: unit after unit", lambda at: at // blocks),
+    )
+    parts = []
+    for i, (name, unit_at) in enumerate(orders):
+        top = 40 + 118 * i
+        parts.append(label(left, top - 8, name, 'font-weight="bold"'))
+        runs: list[list[int]] = []
+        for at in range(units * blocks):
+            rank = unit_at(at) // 2
+            parts.append(
+                box(left + cell * at, top, (cell, 34), RANKS[rank], 1 if rank == 1 else 0.4)
+            )
+            if rank == 1 and runs and runs[-1][1] == at:
+                runs[-1][1] = at + 1
+            elif rank == 1:
+                runs.append([at, at + 1])
+        parts += [
+            bracket(top + 38, left + cell * start + 2, left + cell * stop - 2, RANKS[1])
+            for start, stop in runs
+        ]
+        text = f"TP 4, rank 1: {len(runs)} runs, one a K block" if i == 0 else "rank 1: one range"
+        parts.append(label(left + cell * runs[0][0], top + 64, text))
+    for rank in range(4):
+        x = left + 110 * rank
+        parts += [box(x, 252, (14, 14), RANKS[rank]), label(x + 20, 264, f"rank {rank}")]
+    parts.append(label(left + 450, 264, "drawn with 8 units and 4 K blocks"))
+    return picture(808, 282, "What one rank of four reads, in two orders", parts)
+
+
+DRAWINGS: Final = {"overview.svg": overview, "rows.svg": rows, "ranks.svg": ranks}
