@@ -3,9 +3,8 @@
 from moeconv.serving import open_converted
 
 rank = open_converted("./converted").rank(tp_size=2, tp_rank=0)
-for tensor in rank.tensors():
-    out = torch.empty(tensor.nbytes, dtype=torch.uint8)
-    rank.read_into(tensor, out.numpy())
+outs = [torch.empty(tensor.nbytes, dtype=torch.uint8, device="cuda") for tensor in rank.tensors()]
+rank.read_all(zip(rank.tensors(), outs))
 """
 
 from __future__ import annotations

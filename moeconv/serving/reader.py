@@ -6,25 +6,24 @@ buffer, placed by a strided copy. There is no index map and no second tensor.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
-import xxhash
-
 from moeconv.errors import UnsupportedError, VerifyError
-from moeconv.layouts import LAYOUTS
+from moeconv.layouts import find_layout
 from moeconv.layouts.layout import Geometry, Placement
 from moeconv.output.files import Files
 from moeconv.output.manifest import StackEntry, TensorEntry, read_manifest
+from moeconv.serving.filling import default_threads, fill
 from moeconv.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from moeconv.layouts.layout import Layout, Order
     from moeconv.output.manifest import Manifest
-    from moeconv.tensors import Bytes
+    from moeconv.serving.filling import Out
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +159,8 @@ class ConvertedDirectory:
             raise UnsupportedError(message, hint=self._command(tp))
 
     def _command(self, tp: int) -> str:
-        verb = self.layout.id.split("-", maxsplit=1)[0]
-        return f"make a file for it: `moeconv {verb} {self.manifest.source.name} --tp {tp}`"
+        command = f"moeconv {self.layout.verb} {self.manifest.source.name} --tp {tp}"
+        return f"make a file for it: `{command}`"
 
     def _pieces(
         self, prefix: str, param: str, rank: int | None, experts: range
@@ -194,7 +193,7 @@ class Rank:
         """Return the tensors of the experts module `prefix`, or of all."""
         return tuple(tensor for tensor in self._tensors if prefix in {None, tensor.prefix})
 
-    def read_into(self, tensor: RankTensor, out: Bytes, *, check: bool = False) -> None:
+    def read_into(self, tensor: RankTensor, out: Out, *, check: bool = False) -> None:
         """Fill `out` with the parameter's bytes in the engine's order, zeros where it pads.
 
         Parameters
@@ -202,44 +201,58 @@ class Rank:
         tensor
             One of `tensors()`.
         out
-            Contiguous host bytes, `tensor.nbytes` of them.
+            `tensor.nbytes` contiguous bytes: a numpy array or a torch tensor of any dtype, on the
+            host or on a GPU.
         check
-            Read whole experts and compare their digests first (reads more where TP cuts).
+            Compare the digest of each whole expert first (reads more where TP cuts).
 
         Raises
         ------
+        ValueError
+            `out` has gaps or another size.
         VerifyError
             A file is short, or a digest differs.
         """
-        experts = out.reshape(len(tensor.experts), -1)
-        place = tensor.placement
-        size = place.end - place.begin
-        is_plain = place.stored == place.final
-        staging = np.empty(0 if is_plain else size, np.uint8)
-        for entry in tensor.pieces:
-            each = (entry.end - entry.begin) // (entry.last - entry.first + 1)
-            for expert in range(entry.first, entry.last + 1):
-                if expert not in tensor.experts:
-                    continue
-                begin = entry.begin + (expert - entry.first) * each
-                if check:
-                    self._check(entry, expert, begin, each)
-                target = experts[expert - tensor.experts.start]
-                raw = target if is_plain else staging
-                self._files.read(entry.file, begin + place.begin, raw)
-                if not is_plain:
-                    put(place, raw, target)
+        fill(self._files, [(tensor, out)], threads=1, check=check)
 
-    def _check(self, entry: TensorEntry, expert: int, begin: int, size: int) -> None:
-        whole = np.empty(size, np.uint8)
-        self._files.read(entry.file, begin, whole)
-        found, expected = xxhash.xxh3_128_hexdigest(whole), entry.xxh3[expert - entry.first]
+    def read_all(
+        self,
+        assignments: Iterable[tuple[RankTensor, Out]],
+        *,
+        threads: int | None = None,
+        check: bool = False,
+    ) -> None:
+        """Fill the memory of many tensors, several at a time.
+
+        Parameters
+        ----------
+        assignments
+            Tensors of `tensors()`, each with its memory as for `read_into`: of every module that
+            is named, each tensor exactly once.
+        threads
+            How many read at once; up to 8 by default.
+        check
+            As for `read_into`.
+
+        Raises
+        ------
+        ValueError
+            A tensor is missing or given twice, or some memory is not as `read_into` wants it.
+        VerifyError
+            A file is short, or a digest differs.
+        """
+        given = list(assignments)
+        named = {tensor.prefix for tensor, _ in given}
+        expected = sorted((t.prefix, t.param) for t in self._tensors if t.prefix in named)
+        found = sorted((tensor.prefix, tensor.param) for tensor, _ in given)
         if found != expected:
-            message = (
-                f"expert {expert} of `{entry.name}` in `{entry.file}` is damaged: expected "
-                f"XXH3 {expected}, found {found}"
+            odd = next(
+                (name for name in sorted({*expected, *found}) if found.count(name) != 1),
+                found[0],
             )
-            raise VerifyError(message, hint="copy this file again; `moeconv verify` names all")
+            message = f"`{'.'.join(odd)}` is given {found.count(odd)} times, expected once"
+            raise ValueError(message)
+        fill(self._files, given, threads or default_threads(), check=check)
 
 
 def open_converted(root: str | Path, *, allow_partial: bool = False) -> ConvertedDirectory:
@@ -253,21 +266,11 @@ def stack_geometry(stack: StackEntry) -> Geometry:
     return Geometry(stack.experts, stack.hidden, stack.intermediate, stack.gated, order)
 
 
-def put(place: Placement, raw: Bytes, target: Bytes) -> None:
-    """Place one expert's range in its parameter, zeros where the engine pads."""
-    item = np.dtype(f"V{place.item_bytes}")
-    stored = raw.view(item).reshape(place.stored).transpose(place.axes)
-    final = target.view(item).reshape(place.final)
-    if stored.shape != final.shape:
-        target.fill(0)
-    final[tuple(slice(size) for size in stored.shape)] = stored
-
-
 def _layout(manifest: Manifest) -> Layout:
     entry = manifest.layout
-    for layout in LAYOUTS:
-        if (layout.id, layout.version) == (entry.id, entry.version):
-            return layout
+    layout = find_layout(entry.id, manifest.dtype)
+    if layout and layout.version == entry.version:
+        return layout
     message = f"the layout {entry.id} version {entry.version} is not known to this moeconv"
     raise UnsupportedError(message, hint="install the moeconv that wrote it, or convert again")
 
