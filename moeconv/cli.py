@@ -41,6 +41,9 @@ def _size(text: str) -> int:
     if match is None or unit is None:
         message = f"{text!r} is no size; write it as 5GB, 512MiB or a number of bytes"
         raise typer.BadParameter(message)
+    if float(match.group(1)) == 0:
+        message = f"{text!r} is no size; it must be above 0"
+        raise typer.BadParameter(message)
     return int(float(match.group(1)) * unit)
 
 

@@ -20,7 +20,8 @@ from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord, read_manifest
 from moeconv.pipeline import Limits, Moved, slot_sizes
-from moeconv.plan import Plan, Target, pick_family, plan_for
+from moeconv.plan import Plan, Target, plan_for
+from moeconv.recognition import pick_family
 from moeconv.serving import open_converted
 from moeconv.summary import Finished, show_plan, show_result
 from moeconv.survey import DEFAULT_LOST_SHARE, check_share, survey, surveyed_bytes, total
@@ -77,7 +78,10 @@ def run_convert(options: Options, wish: Wish) -> None:
     for warning in plan.warnings:
         report.warn(warning)
     if not options.dry_run and OutputDirectory.is_finished(out, plan.id):
-        report.good(f"`{out}` is already converted, with these options; nothing to do")
+        OutputDirectory(out, plan.id, plan.identity)  # tidies up what a crash may have left
+        report.good(f"`{out}` is already converted with these options; nothing to do")
+        if options.as_json:
+            report.emit({"event": "done", "out": str(out), "plan_id": plan.id})
         return
     plan = _surveyed(plan, checkpoint, options)
     if options.dry_run:
@@ -159,7 +163,8 @@ def run_verify(
     root: Path, *, read_data: bool, source: Path | None, device: str, as_json: bool
 ) -> None:
     """Verify, and say what was found."""
-    total = bytes_to_move(read_manifest(root), read_data=read_data, source=source is not None)
+    manifest = read_manifest(root)
+    total = bytes_to_move(manifest, read_data=read_data, source=source is not None)
     result: Verified | None = None
     with report.progress() as bar:
         task = bar.add_task("verifying", total=total)
@@ -172,7 +177,8 @@ def run_verify(
         message = "verification ended without a result"
         raise VerifyError(message)
     if as_json:
-        report.emit({"event": "verified", "out": str(root), **asdict(result)})
+        left_out = {"left_out": manifest.left_out}
+        report.emit({"event": "verified", "out": str(root), **asdict(result), **left_out})
         return
     if read_data or source:
         report.good(f"`{root}` is as its manifest says")
@@ -192,6 +198,10 @@ def run_verify(
             *(
                 (f"lost of {part}", f"{count} bytes; the rest is right")
                 for part, count in result.lost.items()
+            ),
+            *(
+                ("left out", f"{count} {part} tensors, which the kernel does not read")
+                for part, count in manifest.left_out.items()
             ),
         ),
     )

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from moeconv.checkpoint.reader import Reader
 from moeconv.describe import describe
-from moeconv.output.directory import OutputDirectory, copy_side_files
+from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, RunEntry, ShardRecord
 from moeconv.pipeline import Limits, Moved, Pipeline
 from moeconv.survey import survey
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
+    from moeconv.jobs import Job
     from moeconv.layouts.verbs import Kernels
-    from moeconv.plan import Job, Plan
+    from moeconv.plan import Plan
 
 _POLL_S: Final = 0.2
 
@@ -43,7 +44,7 @@ class _Run:
             seconds=round(time.monotonic() - self.started_s, 3),
             bytes_read=self.bytes_read,
             bytes_written=self.bytes_written,
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            peak_rss_bytes=_peak_rss_bytes(),
             jobs_resumed=self.jobs_resumed,
         )
 
@@ -92,12 +93,19 @@ def convert(
         run.bytes_read = reader.bytes_read
     with directory.sealing() as is_mine:
         if is_mine:
-            copy_side_files(checkpoint.root, directory.root, checkpoint.side_files)
+            directory.copy_side_files(checkpoint.root, checkpoint.side_files)
             side = [directory.file_entry(name) for name in checkpoint.side_files]
             shards = [records[number] for number in range(len(plan.jobs))]
             directory.seal(describe(plan, checkpoint, shards, side, run.entry()))
     directory.clean()
     yield directory.manifest()
+
+
+def _peak_rss_bytes() -> int:
+    """Return this process's own peak; `getrusage` would tell that of the process it came from."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(kilobytes) * 1024
 
 
 def _do(

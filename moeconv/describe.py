@@ -7,6 +7,7 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
+from moeconv.jobs import Converted
 from moeconv.modelconfig import model_types
 from moeconv.output.manifest import (
     FORMAT,
@@ -23,7 +24,7 @@ from moeconv.output.manifest import (
     TensorEntry,
     WeightEntry,
 )
-from moeconv.plan import Converted, Plan, served_tp
+from moeconv.plan import Plan, served_tp
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint

@@ -33,6 +33,8 @@ class MoeconvError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # where an engine shows the traceback
 
 
 class SourceError(MoeconvError):

@@ -12,12 +12,13 @@ import numpy as np
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.checkpoint.reader import Reader
 from moeconv.errors import UnsupportedError, VerifyError
+from moeconv.jobs import Converted, Passthrough
 from moeconv.kernels.scalars import source_scale
 from moeconv.layouts import find_layout
 from moeconv.layouts.layout import Facts
 from moeconv.layouts.verbs import GlobalScale, is_lossless
 from moeconv.pipeline import CHUNK_BYTES, Limits, Moved, read_matrix, slot_sizes
-from moeconv.plan import Converted, Passthrough, Target, make_plan
+from moeconv.plan import Target, make_plan
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels, Verb

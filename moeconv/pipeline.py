@@ -18,9 +18,10 @@ import xxhash
 
 from moeconv.checkpoint.reader import Reader, scratch_bytes
 from moeconv.errors import UnsupportedError
+from moeconv.jobs import Converted, Job, Passthrough, Place
 from moeconv.output.manifest import ShardRecord, SourceDigest, TensorRecord
 from moeconv.output.shard import Entry, ShardWriter, arrange
-from moeconv.plan import Converted, Job, Passthrough, Place, Plan
+from moeconv.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,27 +1,24 @@
 """Who goes where: the whole decision, before a byte is moved.
 
-A `Job` is one output shard: the unit of work, of commit, of resume and of parallelism. Shards are
-cut at layer and expert-range boundaries, so a stored tensor never spans two.
+Shards are cut at layer and expert-range boundaries, so a stored tensor never spans two.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from moeconv.checkpoint.types import Checkpoint, Part, TensorRef
+from moeconv.checkpoint.types import Checkpoint, TensorRef
 from moeconv.errors import SourceError, UnsupportedError
-from moeconv.experts import Experts, Stack, find_experts
-from moeconv.families import FAMILIES
-from moeconv.layouts.layout import Facts, Geometry, Layout, Matrix, Output, Slice
+from moeconv.experts import find_experts
+from moeconv.jobs import Converted, Job, Passthrough
+from moeconv.layouts.layout import Facts, Geometry, Layout, Slice
 from moeconv.layouts.verbs import Verb
-from moeconv.modelconfig import model_types
-from moeconv.naming import find_modules
-from moeconv.tensors import TensorSpec
+from moeconv.recognition import pick_family
+from moeconv.stacks import Experts, Stack
 
 if TYPE_CHECKING:
     from moeconv.families.family import Family
@@ -59,74 +56,8 @@ class Target:
     reconciles: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A source part and where its rows start in the source matrix."""
-
-    part: Part
-    row: int
-
-
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """An engine parameter of a range of experts."""
-
-    stack: Stack
-    output: Output
-    cut: Slice
-    experts: range
-    rank: int | None
-
-    @property
-    def name(self) -> str:
-        """Name in the shard: prefix, parameter, rank if any, first and last expert."""
-        rank = "" if self.rank is None else f".rank{self.rank}"
-        first, last = self.experts[0], self.experts[-1]
-        return f"{self.stack.prefix}.{self.output.param}{rank}.{first}-{last}"
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Dtype and shape of the whole range."""
-        return self.output.spec.stacked(len(self.experts))
-
-    def places(self, expert: int) -> tuple[Place, ...]:
-        """Return what to read for one expert, and the row of the matrix it starts at."""
-        return tuple(places(self.stack, self.output.matrix, self.cut, expert))
-
-
-@dataclass(frozen=True, slots=True)
-class Passthrough:
-    """A tensor that keeps its name and its bytes."""
-
-    ref: TensorRef
-
-    @property
-    def name(self) -> str:
-        """Name in the shard."""
-        return self.ref.name
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Dtype and shape."""
-        return self.ref.spec
-
-
-Tensor: TypeAlias = "Converted | Passthrough"
 Known: TypeAlias = "Mapping[tuple[str, int | None], Facts]"
 """Facts by the prefix of a stack, and the rank where the file is made for one TP size."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One output shard, by its path in the output directory."""
-
-    file: str
-    tensors: tuple[Tensor, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of tensor data."""
-        return sum(tensor.spec.nbytes for tensor in self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,96 +142,9 @@ def plan_for(checkpoint: Checkpoint, family: Family, experts: Experts, target: T
     )
 
 
-def pick_family(checkpoint: Checkpoint, name: str | None = None) -> Family:
-    """Return the family of a checkpoint, by name or by its `model_type`.
-
-    Raises
-    ------
-    UnsupportedError
-        There is none.
-    """
-    known = ", ".join(family.name for family in FAMILIES)
-    if name:
-        for family in FAMILIES:
-            if family.name == name:
-                return family
-        message = f"`--family {name}` is no family that moeconv knows"
-        raise UnsupportedError(message, hint=f"known families: {known}")
-    types = model_types(checkpoint.config)
-    for model_type in types:
-        for family in FAMILIES:
-            if model_type in family.model_types:
-                return family
-    shown = f"model_type {' / '.join(types)}" if types else "no model_type"
-    message = f"`config.json` says {shown}, which no family of moeconv names"
-    raise UnsupportedError(message, hint=_family_hint(checkpoint))
-
-
-def named_alike(checkpoint: Checkpoint) -> tuple[Family, ...]:
-    """Return the families whose names some tensors have, whatever the config says."""
-    kinds = {re.sub(r"\d+", "0", name): ref for name, ref in checkpoint.tensors.items()}
-    refs = [TensorRef(name, ref.spec, ref.file, ref.begin) for name, ref in kinds.items()]
-    return tuple(family for family in FAMILIES if find_modules(refs, family).layers)
-
-
-def _family_hint(checkpoint: Checkpoint) -> str:
-    """Say which `--family` reads a checkpoint of an unknown model."""
-    read: dict[str, Experts] = {}
-    refused: dict[str, str] = {}
-    for family in named_alike(checkpoint):
-        try:
-            read[family.name] = find_experts(checkpoint, family)
-        except (SourceError, UnsupportedError) as error:
-            refused[family.name] = str(error)
-    names = ", ".join(read or refused)
-    if not names:
-        known = ", ".join(family.name for family in FAMILIES)
-        return f"nor are its experts named as one of them names its own: {known}"
-    if not read:
-        return f"its experts are named as in {names}, but {next(iter(refused.values()))}"
-    if len(read) == 1:
-        return f"`--family {names}` reads its experts; say so if the model is built alike"
-    if all(experts == next(iter(read.values())) for experts in read.values()):
-        return f"say `--family` with one of these, which all read its experts alike: {names}"
-    return (
-        f"its experts can be read as in {names}, which take the same bytes in different orders; "
-        "find the right one in the model's own code, then say `--family`"
-    )
-
-
 def served_tp(layout: Layout, geometry: Geometry) -> tuple[int, ...]:
     """Return the TP sizes that an any-TP file of these experts serves."""
     return tuple(tp for tp in TP_SIZES if layout.tp_refusal(geometry, tp) is None)
-
-
-def places(stack: Stack, matrix: Matrix, cut: Slice, expert: int) -> Iterator[Place]:
-    """Yield the source parts of one expert's source matrix."""
-    if matrix.blank:
-        return
-    row = next(row for row in stack.scheme.parts if row.part == matrix.part)
-    for i, projection in enumerate(matrix.projections):
-        source = stack.sources[projection, matrix.part]
-        part = source.part(expert)
-        if row.axes == "matrix" and projection == "down":
-            part = take(part, cols=range(cut.start // row.values, cut.stop // row.values))
-        elif row.axes != "scalar" and projection != "down":
-            share = 2 if projection == "gate_up" else 1
-            part = take(part, rows=range(cut.start * share, cut.stop * share))
-        if part.rows and part.cols:
-            yield Place(part, i * matrix.rows)
-
-
-def take(part: Part, *, rows: range | None = None, cols: range | None = None) -> Part:
-    """Return the given logical rows or columns of a part."""
-    if part.transposed:
-        rows, cols = cols, rows
-    return Part(
-        part.ref,
-        part.expert,
-        part.rows if rows is None else part.rows[rows.start : rows.stop],
-        part.cols if cols is None else part.cols[cols.start : cols.stop],
-        part.transposed,
-    )
 
 
 def _taken(stacks: Iterable[Stack], target: Target) -> tuple[Stack, ...]:
@@ -324,8 +168,8 @@ def _taken(stacks: Iterable[Stack], target: Target) -> tuple[Stack, ...]:
         reason = layout.refusal(sizes)
         if sizes.order not in layout.orders:
             reason = f"it keeps gate and up in pairs, and these are stored as {sizes.order}"
-        if reason is None and target.tp is not None:
-            reason = layout.rank_refusal(stack.geometry, target.tp)
+        if reason is None:
+            reason = layout.rank_refusal(sizes, target.tp or 1)
         if reason:
             message = f"{layout.id} cannot hold the experts of `{stack.prefix}`: {reason}"
             raise UnsupportedError(message)
@@ -430,6 +274,7 @@ def _identity(checkpoint: Checkpoint, target: Target, family: Family) -> dict[st
     return {
         "source files": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
         "source config": hashlib.sha256(config.encode()).hexdigest(),
+        "side files": "\n".join(checkpoint.side_files),
         "family": family.name,
         "layout": f"{target.layout.id} version {target.layout.version}",
         "serving dtype": target.layout.dtype,

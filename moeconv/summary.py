@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, replace, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from moeconv import report
+from moeconv.jobs import Converted
 from moeconv.pipeline import Limits, slot_sizes
-from moeconv.plan import Converted, Plan, served_tp
+from moeconv.plan import Plan, served_tp
 from moeconv.survey import total
 
 if TYPE_CHECKING:

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from moeconv.errors import SourceError, UnsupportedError
+from moeconv.jobs import Converted, places
 from moeconv.kernels.marlin import count_bytes
 from moeconv.layouts.layout import Facts, Slice, Survey
 from moeconv.pipeline import Moved, read_matrix, scratch_for
-from moeconv.plan import Converted, Known, Plan, places
+from moeconv.plan import Known, Plan
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.reader import Reader
-    from moeconv.experts import Stack
     from moeconv.layouts.layout import Matrix
+    from moeconv.stacks import Stack
 
 DEFAULT_LOST_SHARE: Final = 0.01
 """Above this share of flushed and negative scales a conversion is refused unless asked for."""
@@ -105,8 +106,8 @@ def check_share(known: Known, most: float) -> None:
         if facts.scales and lost / facts.scales > most:
             message = (
                 f"`{prefix}` would lose {lost / facts.scales:.2%} of its block scales "
-                f"({facts.flushed} too small for Marlin, {facts.negative} negative or NaN), more than "
-                f"{most:.2%}"
+                f"({facts.flushed} too small for Marlin, {facts.negative} negative or NaN), more "
+                f"than {most:.2%}"
             )
             hint = "is the checkpoint sound? `--max-lost-scales PERCENT` lets it pass"
             raise UnsupportedError(message, hint=hint)
@@ -122,7 +123,9 @@ def _check_comparable(stack: Stack, found: Survey) -> None:
             source = stack.sources[name, "global_scale"]
             ref = source.part(int(odd[0])).ref
             message = f"`{ref.name}` is {stored[odd[0]]}, which `--reconcile-scales` cannot compare"
-            hint = "is the checkpoint sound? without the flag its bytes become what the engine's are"
+            hint = (
+                "is the checkpoint sound? without the flag its bytes become what the engine's are"
+            )
             raise SourceError(message, hint=hint)
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from moeconv.checkpoint.types import Json
-    from moeconv.experts import Stack
     from moeconv.layouts.layout import Layout
+    from moeconv.stacks import Stack
 
 _DTYPES: Final = ("bfloat16", "float16")
 

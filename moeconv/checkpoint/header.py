@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import safetensors
 import xxhash
@@ -84,7 +84,7 @@ def _refs(text: bytes, name: str, data_bytes: int) -> list[TensorRef]:
         header.pop("__metadata__", None)
         begin = _PREFIX_BYTES + len(text)
         refs = [_ref(tensor, entry, name, begin) for tensor, entry in header.items()]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         message = f"`{name}` has a broken header: {error}"
         raise SourceError(message, hint="fetch this file again") from error
     end = max((ref.begin + ref.spec.nbytes for ref in refs), default=_PREFIX_BYTES + len(text))
@@ -104,13 +104,24 @@ def _ref(tensor: str, entry: dict[str, Json], name: str, data_begin: int) -> Ten
     if dtype not in BITS:
         message = f"`{tensor}` has the unknown dtype {dtype}"
         raise ValueError(message)
-    shape = tuple(int(cast("int", size)) for size in cast("list[Json]", entry["shape"]))
-    begin, end = (int(cast("int", at)) for at in cast("list[Json]", entry["data_offsets"]))
+    shape = _integers(entry["shape"])
+    begin, end = _integers(entry["data_offsets"])
     spec = TensorSpec(dtype, shape)
     if min((*shape, begin)) < 0 or spec.bits % 8 or end - begin != spec.nbytes:
         message = f"`{tensor}` is {spec}, but its bytes are [{begin}, {end})"
         raise ValueError(message)
     return TensorRef(tensor, spec, name, data_begin + begin)
+
+
+def _integers(value: Json) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        message = f"expected a list of integers, found {value!r}"
+        raise TypeError(message)
+    for item in value:
+        if isinstance(item, bool) or not isinstance(item, int):
+            message = f"expected an integer, found {item!r}"
+            raise TypeError(message)
+    return tuple(item for item in value if isinstance(item, int))
 
 
 def _probe(fd: int, begin: int, end: int) -> str:

@@ -94,7 +94,7 @@ def _read_json(path: Path) -> dict[str, Json]:
     except FileNotFoundError:
         message = f"`{path.name}` is not in `{path.parent}`"
         raise SourceError(message, hint="is this a checkpoint directory?") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         message = f"`{path}` cannot be read as JSON: {error}"
         raise SourceError(message) from error
     if not isinstance(value, dict):
@@ -202,11 +202,20 @@ def _check_index(
         )
 
 
+def _is_output(folder: Path) -> bool:
+    """Say whether a folder below a checkpoint is an output of ours, whole or not."""
+    return (folder / MANIFEST_NAME).exists() or (folder / ".moeconv").is_dir()
+
+
 def _side_files(root: Path) -> Iterator[str]:
     for folder, folders, names in os.walk(root, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".") and not _is_output(Path(folder) / name)
+        )
         for name in names:
             is_weight = name.endswith(WEIGHT_SUFFIXES)
-            is_index = name.endswith((".safetensors.index.json", ".bin.index.json"))
+            is_index = name.removesuffix(".index.json").endswith(WEIGHT_SUFFIXES)
             if not (is_weight or is_index or name.startswith(".")):
                 yield str((Path(folder) / name).relative_to(root))

@@ -43,6 +43,7 @@ def source_scale(verb: GlobalScale, stored: Bytes, source: Bytes) -> None:
     reciprocal of a reciprocal, and the scale of a projection that differs from the one kept.
     """
     flat = stored.reshape(-1)
+    scale: Floats
     if verb.dtype == "F32":
         scale = flat.view(np.float32)
     elif verb.dtype == "F16":

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from moeconv.layouts.marlin_fp4 import MARLIN_FP4, MarlinFp4
+from moeconv.layouts.marlin import MarlinFp4
+from moeconv.layouts.marlin_fp4 import MARLIN_FP4
 from moeconv.layouts.trtllm_bf16 import TrtllmBf16
 
 if TYPE_CHECKING:

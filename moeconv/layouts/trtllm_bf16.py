@@ -22,9 +22,9 @@ from moeconv.layouts.layout import (
     Facts,
     Geometry,
     Matrix,
+    Order,
     Output,
     Placement,
-    Order,
     Slice,
     Survey,
 )

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WORK_FOLDER: Final = ".moeconv"
+SHARD_FOLDERS: Final = ("experts", "weights")
 _READABLE_CHARS: Final = 40
 
 
@@ -68,6 +69,7 @@ class OutputDirectory:
         _check_plan(root, plan_id, identity)
         self.finished = (root / MANIFEST_NAME).exists()
         if self.finished:
+            self.clean()  # what a crash between the manifest and the tidying left
             return
         _check_ours(root)
         with writing(root), self._lock("plan"):
@@ -83,8 +85,8 @@ class OutputDirectory:
         lock = self._lock(str(number))
         try:
             lock.acquire(timeout=0)
-        except filelock.Timeout:
-            yield False
+        except (filelock.Timeout, FileNotFoundError):
+            yield False  # another process holds it, or has just tidied up after sealing
             return
         try:
             yield True
@@ -104,17 +106,24 @@ class OutputDirectory:
 
     def add_record(self, number: int, record: ShardRecord) -> None:
         """Note that a job is done; its shard must be durable by now."""
-        write_file(self._work / "records" / f"{number}.json", encode(record))
+        self._write(self._work / "records" / f"{number}.json", encode(record))
 
     @contextlib.contextmanager
     def sealing(self) -> Iterator[bool]:
         """Hold the right to seal; false if another process has sealed meanwhile."""
-        with self._lock("seal"):
-            yield not (self.root / MANIFEST_NAME).exists()
+        while not self.is_sealed():
+            try:
+                lock = self._lock("seal").acquire()
+            except FileNotFoundError:
+                continue  # another process has just tidied up
+            with lock:
+                yield not self.is_sealed()
+            return
+        yield False
 
     def seal(self, manifest: Manifest) -> None:
         """Write the manifest last, then drop the work folder."""
-        write_file(self.root / MANIFEST_NAME, encode(manifest))
+        self._write(self.root / MANIFEST_NAME, encode(manifest))
 
     def clean(self) -> None:
         """Remove the work folder of a sealed directory."""
@@ -133,6 +142,14 @@ class OutputDirectory:
         """Return whether the manifest is there."""
         return (self.root / MANIFEST_NAME).exists()
 
+    def copy_side_files(self, source: Path, names: Sequence[str]) -> None:
+        """Copy small files as they are, each whole or not at all."""
+        for name in names:
+            self._write(self.root / name, (source / name).read_bytes())
+
+    def _write(self, path: Path, data: bytes) -> None:
+        write_file(path, data, self._work / "tmp")
+
     def _lock(self, name: str) -> filelock.FileLock:
         folder = self._work / "locks"
         with writing(folder):
@@ -148,7 +165,7 @@ class OutputDirectory:
         path = self._work / "plan.json"
         mine = {"id": self._plan_id, **identity}
         if not path.exists():
-            write_file(path, encode(mine))
+            self._write(path, encode(mine))
             return
         theirs = decode(path.read_bytes(), dict[str, str], f"{WORK_FOLDER}/plan.json")
         if theirs.get("id") == self._plan_id:
@@ -192,12 +209,22 @@ def _check_ours(root: Path) -> None:
 
 
 def _remove(root: Path) -> None:
-    """Empty a moeconv directory; a crash leaves it unfinished, never whole and never strange."""
+    """Empty a moeconv directory; a crash leaves it unfinished, never whole and never strange.
+
+    Only what moeconv wrote is removed: anything else in there, as the source itself, is refused.
+    """
+    if root.exists() and not root.is_dir():
+        message = f"`{root}` is not a directory"
+        raise OutputError(message, hint="give another `--out`")
     if not root.exists() or not any(root.iterdir()):
         return
     if not (root / MANIFEST_NAME).exists() and not (root / WORK_FOLDER).is_dir():
         message = f"`{root}` is not a moeconv directory, so `--overwrite` does not touch it"
         raise OutputError(message, hint="give another `--out`")
+    foreign = sorted(_foreign(root))
+    if foreign:
+        message = f"`{root}` holds `{foreign[0]}`, which moeconv did not write"
+        raise OutputError(message, hint="move it away, or give another `--out`")
     with writing(root):
         (root / WORK_FOLDER).mkdir(exist_ok=True)
         (root / MANIFEST_NAME).unlink(missing_ok=True)
@@ -209,7 +236,21 @@ def _remove(root: Path) -> None:
                 path.unlink()
 
 
-def copy_side_files(source: Path, root: Path, names: Sequence[str]) -> None:
-    """Copy small files as they are, each whole or not at all."""
-    for name in names:
-        write_file(root / name, (source / name).read_bytes())
+def _foreign(root: Path) -> Iterator[str]:
+    """Yield the files of a directory that no conversion wrote there."""
+    known = {MANIFEST_NAME}
+    plan: dict[str, str] = {}
+    if (root / MANIFEST_NAME).exists():
+        manifest = read_manifest(root)
+        known |= {entry.path for entry in manifest.files}
+        plan = manifest.plan
+    elif (root / WORK_FOLDER / "plan.json").exists():
+        name = f"{WORK_FOLDER}/plan.json"
+        plan = decode((root / name).read_bytes(), dict[str, str], name)
+    known |= set(plan.get("side files", "").splitlines())
+    for path in root.rglob("*"):
+        name = str(path.relative_to(root))
+        is_shard = path.parent.name in SHARD_FOLDERS and path.suffix == ".safetensors"
+        is_ours = name in known or path.parts[len(root.parts)] == WORK_FOLDER or is_shard
+        if not is_ours and (path.is_symlink() or not path.is_dir()):
+            yield name

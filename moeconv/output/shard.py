@@ -199,11 +199,15 @@ class writing:  # noqa: N801  (reads as a verb where it is used)
         raise OutputError(message, hint=hint) from error
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a small file whole or not at all, durably, with the umask's mode."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def write_file(path: Path, data: bytes, staging: Path) -> None:
+    """Write a small file whole or not at all, durably, with the umask's mode.
+
+    It grows in the folder `staging`, on the same file system.
+    """
+    temporary = staging / f"{path.name}.{os.getpid()}"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir(parents=True, exist_ok=True)
         fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o666)
         try:
             with os.fdopen(fd, "wb") as file:

@@ -1,0 +1,425 @@
+"""What every FP4 Marlin layout does (16-bit activations); `marlin_fp4` has the rows.
+
+Mirrors vLLM 0.33.0, `marlin_utils_fp4`: `prepare_nvfp4_moe_layer_for_marlin` (NVFP4),
+`prepare_moe_mxfp4_layer_for_marlin` (MXFP4, gpt-oss), `prepare_moe_fp4_layer_for_marlin`
+(compressed-tensors MXFP4, which pads nothing); and SGLang 0.5.23, functions of the same names.
+
+Engine's order, with N padded rows a projection, g fused projections, G scale groups:
+w13 I32 `[E, H/16, g 2N]`, its scales `[E, H/G, g N]`; w2 I32 `[E, N/16, 2H]`, scales `[E, N/G, H]`.
+Rows stay `[gate; up]`, or in pairs for gpt-oss under vLLM (N = 2I, g = 1).
+
+Stored order: w13 `[E, N/64, g, H/16, 128]`, scales `[E, N/64, g, H/G, 64]`, biases
+`[E, N/64, g, 64]`; w2 as above. N is padded to whole 64-row units and no further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from moeconv.layouts import nvfp4
+from moeconv.layouts.layout import (
+    Engine,
+    Facts,
+    Geometry,
+    Matrix,
+    Order,
+    Output,
+    Placement,
+    Slice,
+    Survey,
+)
+from moeconv.layouts.verbs import (
+    MARLIN_ROWS,
+    MARLIN_RUN_BYTES,
+    MARLIN_TILE,
+    GlobalScale,
+    MarlinRows,
+    MarlinWeight,
+    Verb,
+)
+from moeconv.tensors import BITS, TensorSpec, round_up
+
+_WORDS: Final = MARLIN_RUN_BYTES // 4
+_SAFETENSORS: Final = {"bfloat16": "BF16", "float16": "F16"}
+_GLOBAL_EXPONENT: Final = {"bfloat16": 126 - 7, "float16": 14 - 7}
+"""vLLM 0.33.0 and SGLang 0.5.23, `nvfp4_marlin_process_global_scale`."""
+
+_NO_FACTS: Final = Facts((1.0, 1.0), scales=0, flushed=0, negative=0, differing=0)
+
+
+@dataclass(frozen=True, slots=True)
+class MarlinFp4:
+    """One Marlin layout.
+
+    Attributes
+    ----------
+    group
+        Values a block scale covers.
+    scale_dtype
+        Of the block scales as the engine holds them.
+    keeps_pairs
+        Gate and up rows stay in pairs.
+    uneven
+        A rank's slice is a whole number of 32-blocks, so that ranks may differ (gpt-oss).
+    hidden_pad, pad, plain_pad, wide_pad
+        What the engine pads H to, and a rank's I: gated, non-gated, and gated where H is no
+        multiple of 128. 1 pads nothing.
+    hidden_unit, rank_unit
+        What H, and a rank's I, must be multiples of, since the engine does not pad them.
+    gated_only
+        The engine's method takes gated experts only.
+    bias
+        Suffix of the bias parameters, empty where there are none.
+    has_globals
+        There is a global scale beside the block scales (NVFP4).
+    takes_factor
+        A power of two is taken out of a layer's block scales, and what stays small is flushed.
+    reconciles
+        Fold the larger of two global scales into both halves, instead of the engine's way.
+    """
+
+    id: str
+    engines: tuple[Engine, ...]
+    schemes: tuple[str, ...]
+    group: int
+    scale_dtype: str
+    verb: str = "marlin-fp4"
+    version: int = 1
+    dtype: str = "bfloat16"
+    leaves: tuple[str, ...] = ("bf16", "fp16", "fp8-block", "fp8")
+    keeps_pairs: bool = False
+    uneven: bool = False
+    hidden_pad: int = 1
+    pad: int = 128
+    plain_pad: int = 128
+    wide_pad: int = 128
+    hidden_unit: int = 32
+    rank_unit: int = 32
+    gated_only: bool = True
+    bias: str = ""
+    has_globals: bool = False
+    takes_factor: bool = False
+    global_dtype: str = "F32"
+    reconciles: bool = False
+
+    @property
+    def orders(self) -> tuple[Order, ...]:
+        """Pairs stay pairs, so that a source in halves would be another matrix."""
+        return ("pairs",) if self.keeps_pairs else ("halves", "pairs")
+
+    def refusal(self, geometry: Geometry) -> str | None:
+        """Refuse sizes and kinds that the engine's Marlin path does not take."""
+        if geometry.hidden % self.hidden_unit:
+            unit = self.hidden_unit
+            return f"the hidden size must be a multiple of {unit}, found {geometry.hidden}"
+        if geometry.intermediate % self.group:
+            size = geometry.intermediate
+            return f"the intermediate size must be a multiple of {self.group}, found {size}"
+        if self.gated_only and not geometry.gated:
+            return "the engine's method for this scheme takes gated experts only"
+        if self.dtype == "float16" and not self.has_globals:
+            return "serving in float16 would change 214 of the 256 scale bytes; serve in bfloat16"
+        return None
+
+    def tp_refusal(self, geometry: Geometry, tp: int) -> str | None:
+        """Refuse a share of the intermediate size that is not whole units."""
+        reason = self.rank_refusal(geometry, tp)
+        if reason or tp == 1:
+            return reason
+        unit = self._unit
+        for rank in range(tp):
+            start = self.rank_slice(geometry, tp, rank).start
+            if start % unit and start < geometry.intermediate:
+                return (
+                    f"rank {rank} starts at {start} of the intermediate size, no multiple of {unit}"
+                )
+        return None
+
+    def rank_refusal(self, geometry: Geometry, tp: int) -> str | None:
+        """Refuse shares that the engine itself cannot take."""
+        if geometry.intermediate % tp:
+            return f"the intermediate size {geometry.intermediate} does not divide by {tp}"
+        share = geometry.intermediate // tp
+        if not self.uneven and share % self.rank_unit:
+            unit = self.rank_unit
+            return f"a rank's share of the intermediate size, {share}, is no multiple of {unit}"
+        return None
+
+    def rank_slice(self, geometry: Geometry, tp: int, rank: int) -> Slice:
+        """Return the rank's share; gpt-oss cuts whole 32-blocks, so its last ranks have less.
+
+        vLLM 0.33.0, `gpt_oss.py`, `_load_weights_mxfp4`.
+        """
+        size = geometry.intermediate
+        share = size // tp
+        if geometry.gated:
+            unit = self.wide_pad if geometry.hidden % 128 else self.pad
+        else:
+            unit = self.plain_pad
+        padded = round_up(share, unit)
+        if self.uneven:
+            share = round_up(-(-size // self.group), tp) // tp * self.group
+        return Slice(min(share * rank, size), min(share * (rank + 1), size), padded)
+
+    def outputs(self, geometry: Geometry, part: Slice) -> tuple[Output, ...]:
+        """Return weights, block scales, global scales and biases of one expert."""
+        names = self._projections(geometry)
+        width = 2 if self.keeps_pairs else 1
+        rows = (part.padded or round_up(part.size, self._unit)) * width
+        inner = part.padded or round_up(part.size, self._unit)
+        hidden = round_up(geometry.hidden, self.hidden_pad)
+        down = ("down",)
+        outputs: tuple[Output, ...] = (
+            self._weight("w13_weight", names, rows, hidden, stored=part.stored),
+            self._scale("w13_weight_scale", names, rows, hidden, stored=part.stored),
+            self._weight("w2_weight", down, hidden, inner, stored=False),
+            self._scale("w2_weight_scale", down, hidden, inner, stored=False),
+        )
+        if self.has_globals:
+            outputs += (
+                self._global("w13_weight_scale_2", names, reciprocal=geometry.reciprocal),
+                self._global("w2_weight_scale_2", down, reciprocal=geometry.reciprocal),
+            )
+        if self.bias:
+            blank = part.start > 0  # vLLM 0.33.0, gpt_oss.py: only rank 0 adds the bias of w2
+            outputs += (
+                self._bias(f"w13_{self.bias}", names, rows, stored=part.stored),
+                self._bias(f"w2_{self.bias}", down, hidden, stored=False, blank=blank),
+            )
+        return outputs
+
+    def surveyed(self, geometry: Geometry, part: Slice) -> tuple[Matrix, ...]:
+        """Return block and global scales of all projections, where there are global scales."""
+        if not self.has_globals:
+            return ()
+        gate_up, down = self._projections(geometry), geometry.hidden
+        group_bytes = BITS[self.scale_dtype] // 8
+        return (
+            *(
+                Matrix(
+                    (name,), "weight_scale", part.size, geometry.hidden // self.group * group_bytes
+                )
+                for name in gate_up
+            ),
+            Matrix(("down",), "weight_scale", down, part.size // self.group * group_bytes),
+            *(Matrix((name,), "global_scale", 1, 4) for name in (*gate_up, "down")),
+        )
+
+    def survey(self, survey: Survey) -> Facts:
+        """Choose the factors, and count what the layout will not keep."""
+        if not self.has_globals:
+            return _NO_FACTS
+        ratios = self._ratios(survey)
+        fused = [name for name in survey.counts if name != "down"]
+        counts = {name: counts.sum(axis=0) for name, counts in survey.counts.items()}
+        if ratios:
+            for i, name in enumerate(fused):
+                counts[name] = sum(
+                    (
+                        _mapped(one, nvfp4.rescale(ratio[i]))
+                        for one, ratio in zip(survey.counts[name], ratios, strict=True)
+                    ),
+                    start=np.zeros(256, np.int64),
+                )
+        w13 = sum((counts[name] for name in fused), start=np.zeros(256, np.int64))
+        factors = self._factor(w13), self._factor(counts["down"])
+        gate = survey.scales[fused[0]]
+        return Facts(
+            factors=factors,
+            scales=int(w13.sum() + counts["down"].sum()),
+            flushed=self._flushed(w13, factors[0]) + self._flushed(counts["down"], factors[1]),
+            negative=int((w13 + counts["down"])[nvfp4.negative()].sum()),
+            differing=int(sum((survey.scales[name] != gate) for name in fused).astype(bool).sum()),
+            ratios=ratios,
+        )
+
+    def bind(self, output: Output, facts: Facts, expert: int) -> Verb:
+        """Put the layer's factor, and the expert's ratios, into a verb."""
+        factor = facts.factors[0 if output.param.startswith("w13") else 1]
+        match output.verb:
+            case GlobalScale() as verb:
+                return GlobalScale(
+                    verb.exponent, factor, verb.dtype, verb.reciprocal, largest=verb.largest
+                )
+            case MarlinRows() as verb if verb.recode:
+                ratios = facts.ratios[expert] if facts.ratios else (1.0,) * verb.halves
+                if output.param.startswith("w2"):
+                    ratios = (1.0,)
+                recode = tuple(_composed(ratio, self._recode(factor)) for ratio in ratios)
+                return MarlinRows(
+                    verb.rows,
+                    verb.halves,
+                    verb.groups,
+                    verb.item_bytes,
+                    verb.order,
+                    stored=verb.stored,
+                    recode=recode,
+                )
+            case verb:
+                return verb
+
+    def placements(self, geometry: Geometry, tp: int, rank: int) -> tuple[Placement, ...]:
+        """Return the unit ranges of w13 and the row ranges of w2."""
+        cut = self.rank_slice(geometry, tp, rank)
+        stored = Slice(0, geometry.intermediate)
+        return tuple(
+            self._placement(final, output, cut, tp)
+            for final, output in zip(
+                self.outputs(geometry, cut), self.outputs(geometry, stored), strict=True
+            )
+        )
+
+    @property
+    def _unit(self) -> int:
+        """Values of I that a 64-row unit of w13 covers."""
+        return MARLIN_ROWS // 2 if self.keeps_pairs else MARLIN_ROWS
+
+    def _projections(self, geometry: Geometry) -> tuple[str, ...]:
+        if self.keeps_pairs:
+            return ("gate_up",)
+        return ("gate", "up") if geometry.gated else ("up",)
+
+    def _weight(
+        self, param: str, names: tuple[str, ...], rows: int, inner: int, *, stored: bool
+    ) -> Output:
+        halves, tiles = len(names), inner // MARLIN_TILE
+        shape = (tiles, halves * rows * _WORDS // MARLIN_ROWS)
+        if stored:
+            shape = (rows // MARLIN_ROWS, halves, tiles, _WORDS)  # type: ignore[assignment]
+        return Output(
+            param,
+            TensorSpec("I32", shape),
+            Matrix(names, "weight", rows, inner // 2),
+            MarlinWeight(rows, halves, tiles, stored=stored),
+        )
+
+    def _scale(
+        self, param: str, names: tuple[str, ...], rows: int, inner: int, *, stored: bool
+    ) -> Output:
+        halves, groups = len(names), inner // self.group
+        shape: tuple[int, ...] = (groups, halves * rows)
+        if stored:
+            shape = (rows // MARLIN_ROWS, halves, groups, MARLIN_ROWS)
+        recode = (self._recode(1.0),) * halves if self.has_globals else ()
+        return Output(
+            param,
+            TensorSpec(self.scale_dtype, shape),
+            Matrix(names, "weight_scale", rows, groups),
+            MarlinRows(
+                rows,
+                halves,
+                groups,
+                1,
+                # the engine's groups, of which a short stored slice may hold the only one
+                "wide" if round_up(inner, self.pad) > self.group else "single",
+                stored=stored,
+                recode=recode,
+            ),
+        )
+
+    def _global(self, param: str, names: tuple[str, ...], *, reciprocal: bool) -> Output:
+        dtype = _SAFETENSORS[self.dtype] if self.global_dtype == "serving" else self.global_dtype
+        verb = GlobalScale(
+            _GLOBAL_EXPONENT[self.dtype],
+            1.0,
+            "F32" if dtype == "F32" else "BF16" if dtype == "BF16" else "F16",
+            reciprocal,
+            largest=self.reconciles,
+        )
+        return Output(param, TensorSpec(dtype, ()), Matrix(names, "global_scale", 1, 4), verb)
+
+    def _bias(
+        self, param: str, names: tuple[str, ...], rows: int, *, stored: bool, blank: bool = False
+    ) -> Output:
+        halves = len(names)
+        shape: tuple[int, ...] = (halves * rows,)
+        if stored:
+            shape = (rows // MARLIN_ROWS, halves, MARLIN_ROWS)
+        return Output(
+            param,
+            TensorSpec(_SAFETENSORS[self.dtype], shape),
+            Matrix(names, "bias", rows, 2, blank=blank),
+            MarlinRows(rows, halves, 1, 2, "bias", stored=stored),
+        )
+
+    def _placement(self, final: Output, stored: Output, cut: Slice, tp: int) -> Placement:
+        """Return where a rank's part of one stored output is, and where it goes."""
+        if final.matrix.projections != ("down",) and final.matrix.part != "global_scale":
+            return self._fused_placement(final, stored, cut)
+        rows = 1
+        kept = final.spec.nbytes
+        if final.matrix.part in {"weight", "weight_scale"}:
+            per_row = MARLIN_TILE if final.matrix.part == "weight" else self.group
+            rows = final.spec.shape[0]
+            kept = final.spec.nbytes // rows
+            begin, end = cut.start // per_row, round_up(cut.stop, per_row) // per_row
+            if tp == 1:
+                end = stored.spec.shape[0]
+        else:
+            begin, end = 0, 0 if final.matrix.blank else 1
+        return Placement(
+            final.param,
+            final.spec,
+            begin * kept,
+            end * kept,
+            stored=(end - begin,),
+            axes=(0,),
+            final=(rows,),
+            item_bytes=kept,
+        )
+
+    def _fused_placement(self, final: Output, stored: Output, cut: Slice) -> Placement:
+        begin = cut.start // self._unit
+        end = round_up(cut.stop, self._unit) // self._unit if cut.size else begin
+        units, halves, *lines, _ = stored.spec.shape
+        item = stored.spec.nbytes // (units * halves * (lines[0] if lines else 1))
+        unit_bytes = stored.spec.nbytes // units
+        rows = final.matrix.rows // MARLIN_ROWS
+        return Placement(
+            final.param,
+            final.spec,
+            begin * unit_bytes,
+            end * unit_bytes,
+            stored=(end - begin, halves, *lines),
+            axes=(2, 1, 0) if lines else (1, 0),
+            final=(*lines, halves, rows),
+            item_bytes=item,
+        )
+
+    def _factor(self, counts: nvfp4.Counts) -> float:
+        if not self.takes_factor or self.dtype == "float16":
+            return 1.0
+        return nvfp4.factor(counts)
+
+    def _recode(self, factor: float) -> bytes:
+        return nvfp4.recode(factor, flush=self.takes_factor)
+
+    def _flushed(self, counts: nvfp4.Counts, factor: float) -> int:
+        return int(counts[nvfp4.flushed(self._recode(factor))].sum())
+
+    def _ratios(self, survey: Survey) -> tuple[tuple[float, float], ...]:
+        if not self.reconciles or "gate" not in survey.scales:
+            return ()
+        gate, up = (survey.scales[name].astype(np.float64) for name in ("gate", "up"))
+        if survey.reciprocal:
+            gate, up = 1 / gate, 1 / up
+        largest = np.maximum(gate, up)
+        largest[largest == 0] = 1  # experts that are all zeros
+        return tuple(zip((gate / largest).tolist(), (up / largest).tolist(), strict=True))
+
+
+def _mapped(counts: nvfp4.Counts, table: bytes) -> nvfp4.Counts:
+    """Return the histogram after every byte went through a table."""
+    mapped = np.zeros(256, np.int64)
+    np.add.at(mapped, np.frombuffer(table, np.uint8), counts)
+    return mapped
+
+
+def _composed(ratio: float, table: bytes) -> bytes:
+    """Return the table that rescales first."""
+    if ratio == 1.0:
+        return table
+    return bytes(table[byte] for byte in nvfp4.rescale(ratio))
