@@ -138,6 +138,8 @@ def assemble(
     scheme = next(scheme for scheme in SCHEMES if scheme.name == scheme_name)
     row = next(row for row in scheme.parts if row.part == output.matrix.part)
     whole = np.zeros(output.matrix.shape, np.uint8)
+    if output.matrix.blank:
+        return whole
     for i, projection in enumerate(output.matrix.projections):
         part = matrices[projection, row.part]
         if row.axes == "matrix" and projection == "down":

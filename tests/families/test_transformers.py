@@ -15,7 +15,7 @@ from moeconv.checkpoint.index import open_checkpoint
 from moeconv.errors import UnsupportedError
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.modelconfig import activation, renormalises
-from moeconv.plan import pick_family
+from moeconv.recognition import pick_family
 from moeconv.verify import Verified, verify
 from tests import runs
 from tests.families import tiny

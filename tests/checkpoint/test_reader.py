@@ -1,0 +1,98 @@
+"""Any part of any tensor is what numpy's slicing says."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeconv.checkpoint.header import read_header
+from moeconv.checkpoint.reader import Reader, scratch_bytes
+from moeconv.checkpoint.types import Part, TensorRef
+from moeconv.errors import SourceError
+from moeconv.tensors import BITS
+from tests.sources import noise, write_safetensors
+
+NAME = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def only_ref(folder: Path, dtype: str, shape: tuple[int, ...]) -> tuple[TensorRef, np.ndarray]:
+    """Write one tensor, unaligned, and return it as void items too."""
+    item = BITS[dtype] // 8
+    data = noise("x", int(np.prod(shape)) * item)
+    write_safetensors(folder / NAME, {"pad": ("U8", (1,), b"-"), "x": (dtype, shape, data)})
+    _, refs = read_header(folder, NAME)
+    return refs[1], np.frombuffer(data, f"V{item}").reshape(shape)
+
+
+def ranges(size: int) -> st.SearchStrategy[range]:
+    return st.builds(
+        lambda first, length, step: range(first, min(first + length, size), step),
+        st.integers(0, size - 1),
+        st.integers(1, size),
+        st.integers(1, 3),
+    )
+
+
+@given(data=st.data())
+def test_any_part_is_a_numpy_slice(folder, data):
+    dtype = data.draw(st.sampled_from(["U8", "BF16", "F32", "F64", "F8_E4M3"]))
+    inner = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=2))
+    experts = data.draw(st.none() | st.integers(1, 3))
+    shape = (*(() if experts is None else (experts,)), *inner)
+    ref, array = only_ref(folder, dtype, shape)
+    expert = None if experts is None else data.draw(st.integers(0, experts - 1))
+    matrix = (array if expert is None else array[expert]).reshape(inner[0], -1)
+    rows, cols = (data.draw(ranges(size)) for size in matrix.shape)
+    part = Part(ref, expert, rows, cols, data.draw(st.booleans()))
+
+    expected = matrix[rows.start : rows.stop : rows.step, cols.start : cols.stop : cols.step]
+    expected = expected.T if part.transposed else expected
+    assert part.shape == expected.shape
+    gap = data.draw(st.integers(0, 2)) * part.item_bytes
+    row_bytes = expected.shape[1] * part.item_bytes
+    wide = np.full((expected.shape[0], row_bytes + gap), 0xA5, np.uint8)
+    scratch = np.empty(scratch_bytes(part, row_bytes + gap), np.uint8)
+    with Reader(folder) as reader:
+        raw = reader.read_part(part, wide[:, :row_bytes], scratch)
+
+    assert wide[:, :row_bytes].tobytes() == expected.tobytes()
+    assert (wide[:, row_bytes:] == 0xA5).all(), "wrote past a row's end"
+    begin, end = part.span
+    assert raw.tobytes() == array.tobytes()[begin:end]
+
+
+@given(begin=st.integers(0, 999), size=st.integers(0, 999))
+def test_any_range_of_bytes(folder, begin, size):
+    ref, array = only_ref(folder, "U8", (2000,))
+    out = np.empty(size, np.uint8)
+    with Reader(folder) as reader:
+        reader.read(ref, begin, out)
+        assert reader.bytes_read == size
+    assert out.tobytes() == array.tobytes()[begin : begin + size]
+
+
+def test_a_file_that_ends_early_is_a_source_error(folder):
+    ref, _ = only_ref(folder, "U8", (2000,))
+    path = folder / NAME
+    path.write_bytes(path.read_bytes()[:-1])
+    with Reader(folder) as reader, pytest.raises(SourceError, match="ended inside `x`"):
+        reader.read(ref, 0, np.empty(2000, np.uint8))
+
+
+def test_a_file_that_is_gone_is_a_source_error(folder):
+    ref, _ = only_ref(folder, "U8", (10,))
+    (folder / NAME).unlink()
+    with Reader(folder) as reader, pytest.raises(SourceError, match=r"cannot be read at `x`"):
+        reader.read(ref, 0, np.empty(10, np.uint8))

@@ -1,0 +1,118 @@
+"""Whose directory is it? Joined by the same plan, refused to another, never taken from others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moeconv.errors import OutputError
+from tests import runs
+from tests.runs import Wanted
+
+
+def begin(source: Path, out: Path, wanted: Wanted = runs.DEFAULT) -> Path:
+    """Convert as far as the first shard."""
+    for event in runs.events(source, out, wanted):
+        if hasattr(event, "sha256"):
+            break
+    return out
+
+
+@pytest.mark.parametrize("stage", [begin, runs.run], ids=["half", "finished"])
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (Wanted(tp=2), r"differs in tp \(any there, 2 now\)"),
+        (Wanted(layers=(0, 0)), r"layers \(all there, 0-0 now\)"),
+        (Wanted(max_shard_bytes=400_000), r"max shard size \(1000000000 there, 400000 now\)"),
+    ],
+    ids=["tp", "layers", "shards"],
+)
+def test_another_plan_is_refused_with_what_differs(source, tmp_path, stage, wanted, words):
+    out = stage(source, tmp_path / "out")
+    before = runs.tree(out)
+    with pytest.raises(OutputError, match=words):
+        next(runs.events(source, out, wanted))
+    assert {k: v for k, v in runs.tree(out).items() if "locks" not in k} == {
+        k: v for k, v in before.items() if "locks" not in k
+    }
+
+
+@pytest.mark.parametrize("stage", [begin, runs.run], ids=["half", "finished"])
+def test_another_source_is_refused(make_checkpoint, tmp_path, stage):
+    out = stage(make_checkpoint("one"), tmp_path / "out")
+    with pytest.raises(OutputError, match="differs in source files"):
+        next(runs.events(make_checkpoint("two", seed=1), out))
+
+
+def test_the_same_plan_has_nothing_to_do(source, converted):
+    before = runs.tree(converted)
+    assert list(runs.events(source, converted)) == []
+    assert runs.tree(converted) == before
+
+
+def test_a_foreign_directory_is_not_written_to(source, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    with pytest.raises(OutputError, match="not empty and not a moeconv directory"):
+        next(runs.events(source, out))
+    with pytest.raises(OutputError, match="`--overwrite` does not touch it"):
+        next(runs.events(source, out, overwrite=True))
+    assert runs.tree(out) == {"thesis.tex": b"years of work"}
+
+
+def test_a_file_in_the_way_is_refused(source, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    for overwrite in (False, True):
+        with pytest.raises(OutputError):
+            next(runs.events(source, tmp_path / "out", overwrite=overwrite))
+    assert (tmp_path / "out").read_text() == "a file"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_source_is_no_output_directory(source, overwrite):
+    before = runs.tree(source)
+    with pytest.raises(OutputError):
+        next(runs.events(source, source, overwrite=overwrite))
+    assert runs.tree(source) == before
+
+
+@pytest.mark.parametrize("stage", [begin, runs.run], ids=["half", "finished"])
+def test_overwrite_replaces_another_plan(source, tmp_path, stage):
+    expected = runs.run(source, tmp_path / "expected", Wanted(tp=2))
+    out = stage(source, tmp_path / "out")
+    runs.run(source, out, Wanted(tp=2), overwrite=True)
+    assert runs.tree(out) == runs.tree(expected)
+
+
+def test_overwrite_never_removes_its_own_source(make_checkpoint, source, tmp_path):
+    """The checkpoint lies in the earlier output, as `converted/source`."""
+    out = runs.run(source, tmp_path / "out")
+    inside = source.rename(out / "source")
+    before = runs.tree(inside)
+    with pytest.raises(OutputError, match="source"):
+        next(runs.events(inside, out, Wanted(tp=2), overwrite=True))
+    assert runs.tree(inside) == before
+
+
+def test_output_inside_the_source_is_no_side_file(source, tmp_path):
+    """`cd model; moeconv trtllm .` writes below the source, by default."""
+    runs.run(source, source / "first")
+    second = runs.run(source, source / "second", Wanted(tp=2))
+    assert not [name for name in runs.tree(second) if name.startswith("first/")]
+
+
+def test_a_damaged_record_is_done_again(source, converted, tmp_path):
+    out = begin(source, tmp_path / "out")
+    (shard,) = runs.shards(out)
+    (out / shard).write_bytes(b"cut short")
+    runs.run(source, out)
+    assert runs.tree(out) == runs.tree(converted)
+
+
+def test_no_work_folder_is_left(converted):
+    assert not (converted / ".moeconv").exists()
+    tops = {path.name for path in converted.iterdir()}
+    assert tops == {"moeconv.json", "config.json", "tokenizer.json", "experts", "weights"}

@@ -1,0 +1,197 @@
+"""The command: help, exit codes, what goes to stdout and what to stderr."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from moeconv.cli import app
+from moeconv.errors import MoeconvError
+from tests import runs
+
+VERBS = ("trtllm", "verify", "rank")
+runner = CliRunner()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_an_example_and_the_exit_codes(verb):
+    shown = " ".join(runner.invoke(app, [verb, "--help"], env={"COLUMNS": "200"}).output.split())
+    assert f"Example: moeconv {verb} " in shown
+    assert "Exit codes: 0 done, 2 usage, 3 source" in shown
+
+
+def test_help_names_every_verb():
+    result = runner.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert all(verb in result.output for verb in VERBS)
+
+
+def test_version():
+    result = runner.invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, "moeconv 0.1.0\n")
+
+
+@pytest.mark.parametrize("args", [["--help"], ["trtllm", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(args):
+    code = (
+        "import sys; from moeconv.cli import main\n"
+        f"sys.argv = ['moeconv', *{args}]\n"
+        "try: main()\n"
+        "finally: print(sorted({'torch', 'flashinfer', 'numpy', 'safetensors'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_planning_imports_no_torch(source):
+    code = (
+        "import sys; from moeconv.cli import main\n"
+        f"sys.argv = ['moeconv', 'trtllm', {str(source)!r}, '--dry-run', '--device', 'cpu']\n"
+        "try: main()\n"
+        "finally: print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_convert_verify_rank(source, tmp_path):
+    out = tmp_path / "out"
+    done = runs.moeconv("trtllm", source, "--out", out)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "converted to" in done.stderr
+    assert "peak memory" in done.stderr
+
+    done = runs.moeconv("verify", out, "--read-data", "--source", source)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "as its manifest says" in done.stderr
+    assert "byte for byte" in done.stderr
+
+    done = runs.moeconv("rank", out, "--tp", "2", "--tp-rank", "1")
+    assert done.returncode == 0, done.stderr
+    assert "w13_weight" in done.stdout
+
+    done = runs.moeconv("trtllm", source, "--out", out)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "nothing to do" in done.stderr
+
+
+def test_the_default_output_is_named_after_the_source(source, tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    assert runs.moeconv("trtllm", source, cwd=work).returncode == 0
+    assert [path.name for path in work.iterdir()] == ["source-trtllm-bf16"]
+    assert runs.moeconv("trtllm", ".", cwd=source).returncode == 0
+    assert (source / "source-trtllm-bf16" / "moeconv.json").exists()
+
+
+def test_json_lines(source, tmp_path):
+    out = tmp_path / "out"
+    done = runs.moeconv("trtllm", source, "--out", out, "--json")
+    *shards, last = runs.json_lines(done.stdout)
+    assert [line["file"] for line in shards] == sorted(runs.shards(out))
+    assert {line["event"] for line in shards} == {"shard"}
+    assert last["event"] == "done"
+    assert last["bytes_written"] > 0
+    assert last["peak_rss_bytes"] > 0
+
+    (line,) = runs.json_lines(runs.moeconv("verify", out, "--json").stdout)
+    assert line["event"] == "verified"
+
+    lines = runs.json_lines(runs.moeconv("rank", out, "--tp", "2", "--json").stdout)
+    assert [(line["param"], line["shape"]) for line in lines[:2]] == [
+        ("w13_weight", [4, 2, 256, 64]),
+        ("w2_weight", [4, 2, 128, 64]),
+    ]
+
+
+def test_a_second_run_says_done_in_json_too(source, converted):
+    done = runs.moeconv("trtllm", source, "--out", converted, "--json", "--max-shard-size", "1GB")
+    assert done.returncode == 0, done.stderr
+    assert [line["event"] for line in runs.json_lines(done.stdout)] == ["done"]
+
+
+@pytest.mark.parametrize(("text", "layers"), [("0-1", [0, 1]), ("1", [1])])
+def test_layers(source, tmp_path, text, layers):
+    out = tmp_path / "out"
+    done = runs.moeconv("trtllm", source, "--out", out, "--layers", text)
+    assert done.returncode == 0, done.stderr
+    assert sorted({layer for layer, _ in runs.rank_bytes(out, partial=True)}) == layers
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_dry_run_writes_nothing(source, tmp_path, as_json):
+    before = runs.tree(tmp_path)
+    args = ["--json"] if as_json else []
+    done = runs.moeconv("trtllm", source, "--dry-run", *args, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert runs.tree(tmp_path) == before
+    if as_json:
+        (line,) = runs.json_lines(done.stdout)
+        assert (line["event"], line["tp_sizes"], line["experts"]) == ("plan", [1, 2], 4)
+    else:
+        assert "plan for source" in done.stdout
+        assert "TP 1, 2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["trtllm"], 2, "SRC"),
+        (["trtllm", "SOURCE", "--tp", "0"], 2, "--tp"),
+        (["trtllm", "SOURCE", "--max-host-memory", "much"], 2, "is no size"),
+        (["trtllm", "SOURCE", "--max-shard-size", "0"], 2, "--max-shard-size"),
+        (["trtllm", "SOURCE", "--layers", "3-1"], 2, "no range of layers"),
+        (["trtllm", "SOURCE", "--workers", "0"], 2, "--workers"),
+        (["trtllm", "nowhere"], 3, "`nowhere` is not a directory"),
+        (["verify", "SOURCE"], 3, "`moeconv.json` is not in"),
+        (["rank", "SOURCE"], 3, "`moeconv.json` is not in"),
+        (["trtllm", "OUT"], 4, "already converted"),
+        (["trtllm", "SOURCE", "--tp", "3"], 4, "does not divide by"),
+        (["trtllm", "SOURCE", "--max-host-memory", "1kB"], 4, "does not hold one expert"),
+        (["trtllm", "SOURCE", "--device", "tpu"], 4, "`--device tpu` is none of"),
+        (["trtllm", "SOURCE", "--device", "cuda:99"], 4, "`cuda:99`"),
+        (["trtllm", "SOURCE", "--family", "x"], 4, "`--family x` is no family"),
+        (["rank", "OUT", "--tp", "3"], 4, "cannot serve TP 3"),
+        (["trtllm", "SOURCE", "--out", "OUT", "--tp", "2"], 5, "differs in"),
+        (["trtllm", "SOURCE", "--out", "FOREIGN"], 5, "not empty and not a moeconv directory"),
+        (["trtllm", "SOURCE", "--out", "FOREIGN", "--overwrite"], 5, "not a moeconv directory"),
+        (["verify", "OUT", "--source", "OTHER"], 6, "hint:"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_exit_codes(make_checkpoint, tmp_path, args, code, words, monkeypatch):
+    source, other = make_checkpoint(), make_checkpoint("other", seed=1)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "x").touch()
+    places = {
+        "SOURCE": source,
+        "OUT": runs.run(source, tmp_path / "out"),
+        "FOREIGN": foreign,
+        "OTHER": other,
+    }
+    done = runs.moeconv(*(places.get(arg, arg) for arg in args), cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b[" not in done.stderr, "colours where there is no terminal"
+
+
+def test_every_error_has_a_code_of_its_own():
+    kinds = MoeconvError.__subclasses__()
+    assert {kind.exit_code for kind in kinds} == {3, 4, 5, 6}
+    assert all(kind.__doc__ for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("4096", 4096), ("5GB", 5 * 10**9), ("1GiB", 1 << 30), ("1.5 mb", 1_500_000), ("2k", 2000)],
+)
+def test_sizes(source, text, nbytes):
+    from moeconv.cli import _size
+
+    assert _size(text) == nbytes

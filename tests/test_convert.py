@@ -1,0 +1,143 @@
+"""The line: what it yields, what lies on disk after each step, and that bytes stay bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moeconv.checkpoint.reader import Reader
+from moeconv.convert import convert
+from moeconv.errors import UnsupportedError
+from moeconv.kernels.cpu import CpuKernels
+from moeconv.output.directory import OutputDirectory
+from moeconv.output.manifest import Manifest, ShardRecord
+from moeconv.pipeline import Limits, Moved, Pipeline, slot_sizes
+from tests import runs
+from tests.runs import Wanted
+
+ENGINES_LOOK_FOR = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.index.json", "*.gguf")
+
+
+def weights_at_the_top(out: Path) -> list[str]:
+    return [path.name for pattern in ENGINES_LOOK_FOR for path in out.glob(pattern)]
+
+
+def test_no_engine_finds_weights_at_any_time(source, tmp_path):
+    """vLLM and SGLang look for these at the top level only, and stop where there are none."""
+    (source / "pytorch_model.bin").write_bytes(b"old")
+    (source / "consolidated.00.pth").write_bytes(b"old")
+    out = tmp_path / "out"
+    seen = 0
+    for event in runs.events(source, out, Wanted(max_shard_bytes=100_000)):
+        assert not weights_at_the_top(out)
+        assert (out / "moeconv.json").exists() == isinstance(event, Manifest)
+        seen += 1
+    assert seen > 10
+    assert not weights_at_the_top(out)
+
+
+def test_events_add_up(source, tmp_path):
+    plan, _ = runs.plan(source)
+    events = list(runs.events(source, tmp_path / "out"))
+    assert sum(event.nbytes for event in events if isinstance(event, Moved)) == plan.nbytes
+    assert [e.file for e in events if isinstance(e, ShardRecord)] == [j.file for j in plan.jobs]
+    assert isinstance(events[-1], Manifest)
+    run = events[-1].run
+    assert run.bytes_written == plan.nbytes
+    assert run.bytes_read >= plan.nbytes
+    assert run.seconds > 0
+    assert run.peak_rss_bytes > 10**7
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_workers_make_no_difference(source, converted, tmp_path, workers):
+    for _ in runs.events(source, tmp_path / "out", workers=workers):
+        pass
+    assert runs.tree(tmp_path / "out") == runs.tree(converted)
+
+
+def test_each_kernel_set_writes_the_same_files(source, converted, tmp_path, kernels):
+    plan, checkpoint = runs.plan(source)
+    out = tmp_path / "out"
+    directory = OutputDirectory(out, plan.id, plan.identity)
+    for _ in convert(plan, checkpoint, directory, kernels, Limits(2, 1 << 30)):
+        pass
+    assert runs.tree(out) == runs.tree(converted)
+
+
+def test_nan_payloads_survive(make_checkpoint, tmp_path):
+    """Every BF16 pattern, signalling NaNs too, goes through unchanged."""
+    patterns = np.arange(1 << 16, dtype=np.uint16).tobytes()
+
+    def fill(name: str, size: int) -> bytes:
+        return (patterns * (size // len(patterns) + 1))[:size]
+
+    out = runs.run(make_checkpoint(hidden=256, intermediate=256, fill=fill), tmp_path / "out")
+    for data in runs.rank_bytes(out).values():
+        found = np.bincount(np.frombuffer(data, np.uint16), minlength=1 << 16)
+        assert (found == found[0]).all()
+
+
+@pytest.mark.parametrize(("rank", "size"), [("0", "2"), ("1", "2"), ("2", "3")])
+def test_each_process_starts_with_its_own_share(
+    source, converted, tmp_path, monkeypatch, rank, size
+):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    wanted = Wanted(max_shard_bytes=100_000)
+    plan, _ = runs.plan(source, wanted)
+    out = tmp_path / "out"
+    files = [e.file for e in runs.events(source, out, wanted) if isinstance(e, ShardRecord)]
+    assert files[0] == plan.jobs[len(plan.jobs) * int(rank) // int(size)].file
+    assert sorted(files) == sorted(job.file for job in plan.jobs)
+
+
+def test_memory_that_does_not_hold_one_expert_is_refused_with_the_figure(source):
+    plan, _ = runs.plan(source)
+    with pytest.raises(UnsupportedError, match=r"does not hold one expert: \d+ bytes") as error:
+        slot_sizes(plan.jobs, Limits(1, 1000))
+    needed = int(str(error.value).split(": ")[1].split()[0])
+    assert slot_sizes(plan.jobs, Limits(1, needed))
+    with pytest.raises(UnsupportedError):
+        slot_sizes(plan.jobs, Limits(1, needed - 1))
+
+
+class Counting(CpuKernels):
+    """Kernels that add up what buffers were asked for."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def empty(self, nbytes):
+        self.nbytes += nbytes
+        return super().empty(nbytes)
+
+
+@pytest.mark.parametrize("storage", ["per-expert", "transposed"])
+@pytest.mark.parametrize("factor", [1.0, 1.5, 2.9, 100.0])
+def test_buffers_keep_to_the_bound(make_checkpoint, storage, factor):
+    plan, checkpoint = runs.plan(make_checkpoint(storage=storage))
+    limit = int(sum(slot_sizes(plan.jobs, Limits(1, 1 << 40))) * factor)
+    kernels = Counting()
+    with (
+        Reader(checkpoint.root) as reader,
+        Pipeline(reader, kernels, plan, Limits(8, limit)),
+    ):
+        assert 0 < kernels.nbytes <= limit
+
+
+def test_side_files_are_as_they_were(source, tmp_path):
+    (source / "sub").mkdir()
+    (source / "sub" / "template.jinja").write_bytes(b"\x00\xff raw")
+    out = runs.run(source, tmp_path / "out")
+    for name in ("config.json", "tokenizer.json", "sub/template.jinja"):
+        assert (out / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_the_config_says_nothing_of_the_conversion(source, converted):
+    assert json.loads((converted / "config.json").read_text()) == json.loads(
+        (source / "config.json").read_text()
+    )

@@ -1,0 +1,161 @@
+"""Whatever is changed, missing or added is found and named."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeconv.errors import SourceError, VerifyError
+from moeconv.kernels.cpu import CpuKernels
+from moeconv.output.manifest import read_manifest
+from moeconv.pipeline import Moved
+from moeconv.verify import Verified, bytes_to_move, verify
+from tests import runs
+from tests.runs import Wanted
+
+STORAGES = ("per-expert", "stacked", "transposed", "plain")
+
+
+def verified(root: Path, **options: Any) -> Verified:
+    *moved, result = verify(root, CpuKernels(), **options)
+    assert isinstance(result, Verified)
+    assert all(isinstance(event, Moved) for event in moved)
+    return result
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    "wanted", [Wanted(), Wanted(tp=2), Wanted(max_shard_bytes=90_000)], ids=str
+)
+def test_a_conversion_is_true_to_its_source(make_checkpoint, tmp_path, storage, wanted):
+    source = make_checkpoint(storage=storage)
+    out = runs.run(source, tmp_path / "out", wanted)
+    result = verified(out, read_data=True, source=source)
+    manifest = read_manifest(out)
+    assert result.files == len(manifest.files)
+    assert result.tensors == len(manifest.tensors) + len(manifest.weights)
+    assert result.digests == len(manifest.files) + sum(len(t.xxh3) for t in manifest.tensors) + len(
+        manifest.weights
+    )
+    assert result.sources == len(runs.plan(source)[1].tensors)
+
+
+def test_each_kernel_set_inverts(source, converted, kernels):
+    *_, result = verify(converted, kernels, source=source)
+    assert isinstance(result, Verified)
+    assert result.sources
+
+
+def test_what_it_moves_is_what_it_said(source, converted):
+    manifest = read_manifest(converted)
+    moved = sum(
+        event.nbytes
+        for event in verify(converted, CpuKernels(), read_data=True, source=source)
+        if isinstance(event, Moved)
+    )
+    total = bytes_to_move(manifest, read_data=True, source=True)
+    assert 0.9 * total < moved <= total
+
+
+def test_a_partial_conversion_is_verified_against_its_part(source, tmp_path):
+    out = runs.run(source, tmp_path / "out", Wanted(layers=(1, 1)))
+    assert verified(out, read_data=True, source=source).sources
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [("experts/*layers.1*", r"expert 3 of `.*w2_weight.* is damaged"), ("weights/*", "is damaged")],
+)
+def test_one_bit_is_found(source, converted, pattern, words):
+    (path,) = converted.glob(pattern)
+    flip(path, -1)
+    verified(converted)  # the structure is still right
+    with pytest.raises(VerifyError, match=words):
+        verified(converted, read_data=True)
+    with pytest.raises(VerifyError, match=r"does not give back|differs from the source"):
+        verified(converted, source=source)
+
+
+def test_a_bit_in_a_side_file_is_found(converted):
+    flip(converted / "tokenizer.json", 0)
+    with pytest.raises(VerifyError, match=r"`tokenizer\.json` is damaged"):
+        verified(converted, read_data=True)
+
+
+def test_a_bit_of_the_header_is_found(converted):
+    (path,) = converted.glob("weights/*")
+    flip(path, 8 + 30)
+    with pytest.raises(VerifyError):
+        verified(converted, read_data=True)
+
+
+def test_padding_of_a_header_counts(converted):
+    (path,) = converted.glob("weights/*")
+    data = bytearray(path.read_bytes())
+    assert data[4095:4096] == b" "
+    data[4095:4096] = b"\n"
+    path.write_bytes(data)
+    with pytest.raises(VerifyError, match="SHA-256"):
+        verified(converted, read_data=True)
+
+
+@pytest.mark.parametrize("name", ["config.json", "experts", "weights"])
+def test_what_is_missing_is_named(converted, name):
+    path = converted / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(VerifyError, match=rf"`{name}.*` is missing"):
+        verified(converted)
+
+
+def test_a_short_file_is_named(converted):
+    (path,) = converted.glob("weights/*")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(VerifyError, match=r"`weights/.*` has \d+ bytes, expected"):
+        verified(converted)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "experts/more.safetensors"])
+def test_a_shard_too_many_is_named(converted, name):
+    (path,) = converted.glob("weights/*")
+    shutil.copy(path, converted / name)
+    with pytest.raises(VerifyError, match=f"`{name}` is not in"):
+        verified(converted)
+
+
+def test_shards_that_changed_places_are_found(converted):
+    one, two = sorted(converted.glob("experts/*"))
+    data = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(data)
+    with pytest.raises(VerifyError, match=r"is not as `moeconv\.json` says"):
+        verified(converted)
+
+
+def test_another_source_is_found(make_checkpoint, tmp_path):
+    out = runs.run(make_checkpoint("one"), tmp_path / "out")
+    with pytest.raises(VerifyError, match="expert 0, row 0, byte 0"):
+        verified(out, source=make_checkpoint("two", seed=1))
+    with pytest.raises(VerifyError, match="is not what was converted"):
+        verified(out, source=make_checkpoint("three", layers=2, experts=2))
+
+
+def test_one_changed_byte_of_the_source_is_found_where_it_is(source, converted):
+    _, checkpoint = runs.plan(source)
+    ref = checkpoint.tensors["model.layers.1.mlp.experts.2.up_proj.weight"]
+    flip(source / ref.file, ref.begin + 5 * 256 + 7)
+    with pytest.raises(VerifyError, match=r"experts\.2\.up_proj.*: expert 2, row 5, byte 7"):
+        verified(converted, source=source)
+
+
+def test_what_is_not_converted_is_a_source_error(source, tmp_path):
+    with pytest.raises(SourceError, match="not in"):
+        verified(source)
