@@ -284,7 +284,13 @@ def _geometry(
         family.gated,
         module.storage.order,
         reciprocal=scheme.reciprocal,
+        scale_bytes=_scale_bytes(sources),
     )
+
+
+def _scale_bytes(sources: Mapping[tuple[str, str], Source]) -> int:
+    source = sources.get(("down", "weight_scale"))
+    return source.part(0).item_bytes if source else 1
 
 
 def _check_config(prefix: str, geometry: Geometry, family: Family, sizes: _Sizes) -> None:

@@ -140,8 +140,14 @@ def target_of(manifest: Manifest) -> Target:
     ------
     UnsupportedError
         Its layout is not known to this version.
+    VerifyError
+        It does not say what the bytes were decided by.
     """
     entry = manifest.layout
+    unsaid = {"global scales", "layers", "max shard size"} - manifest.plan.keys()
+    if unsaid:
+        message = f"the manifest's plan does not say `{min(unsaid)}`"
+        raise VerifyError(message)
     reconciles = manifest.plan["global scales"] == "largest"
     layout = find_layout(entry.id, manifest.dtype, reconciles=reconciles)
     if layout is None or layout.version != entry.version:

@@ -49,10 +49,13 @@ def find_modules(refs: Iterable[TensorRef], family: Family) -> Modules:
         if match is None:
             continue
         rest = match[match.re.groups]
-        is_expert = any(pattern.fullmatch(rest) for pattern in patterns)
-        if match.re is anywhere:
-            elsewhere += [ref] * is_expert
-        elif is_expert or family.owns_module:
+        is_inside = match.re is inside
+        is_expert = (is_inside and family.owns_module) or any(
+            pattern.fullmatch(rest) for pattern in patterns
+        )
+        if is_expert and not is_inside:
+            elsewhere.append(ref)
+        elif is_expert:
             layer = next(int(group) for group in match.groups()[1:] if group is not None)
             layers[match[1], layer][rest] = ref
     return Modules(layers, tuple(elsewhere))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from moeconv.errors import UnsupportedError
 from moeconv.layouts import LAYOUTS, TRTLLM_BF16, find_layout
-from moeconv.modelconfig import first
+from moeconv.modelconfig import first, model_types
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from moeconv.stacks import Stack
 
 _DTYPES: Final = ("bfloat16", "float16")
+_REBOUND: Final = ("kimi_k3",)
+_W4A8_BITS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +66,33 @@ def choose_layout(wish: Wish, stacks: Iterable[Stack], config: Mapping[str, Json
     if wish.scheme and wish.scheme not in fp4[0]:
         message = f"`--{wish.scheme}` was asked for, but the experts are stored as {fp4[0]}"
         raise UnsupportedError(message, hint="leave the flag out to take what is there")
+    padded = fp4[0] == "ct-mxfp4" and _is_padded(config)
     for layout in LAYOUTS:
         engines = {engine.name for engine in layout.engines}
-        if fp4[0] in layout.schemes and wish.engine in engines:
+        takes = "mxfp4" in layout.schemes if padded else fp4[0] in layout.schemes
+        if takes and wish.engine in engines:
             dtype = _dtype(wish, config)
             return find_layout(layout.id, dtype, reconciles=wish.reconciles) or layout
     message = f"no Marlin layout of {wish.engine} takes {fp4[0]} experts"
     hint = "`--engine vllm` has one; SGLang pads these with bytes that it leaves undefined"
     raise UnsupportedError(message, hint=hint)
+
+
+def _is_padded(config: Mapping[str, Json]) -> bool:
+    """Say whether the engine runs compressed-tensors MXFP4 by its general method, which pads.
+
+    vLLM 0.33.0: `CompressedTensorsW4A8Mxfp4MoEMethod` is a `Mxfp4MoEMethod`, and Kimi-K3 is loaded
+    by that method itself; the W4A4 method pads nothing.
+    """
+    if set(model_types(config)) & set(_REBOUND):
+        return True
+    quantization = first(config, ("quantization_config", "compression_config"))
+    groups = quantization.get("config_groups") if isinstance(quantization, dict) else None
+    for group in groups.values() if isinstance(groups, dict) else ():
+        inputs = group.get("input_activations") if isinstance(group, dict) else None
+        if isinstance(inputs, dict) and inputs.get("num_bits") == _W4A8_BITS:
+            return True
+    return False
 
 
 def _dtype(wish: Wish, config: Mapping[str, Json]) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import safetensors
 import xxhash
@@ -118,10 +118,10 @@ def _integers(value: Json) -> tuple[int, ...]:
         message = f"expected a list of integers, found {value!r}"
         raise TypeError(message)
     for item in value:
-        if isinstance(item, bool) or not isinstance(item, int):
+        if type(item) is not int:  # a bool is an int to isinstance
             message = f"expected an integer, found {item!r}"
             raise TypeError(message)
-    return tuple(item for item in value if isinstance(item, int))
+    return tuple(cast("list[int]", value))
 
 
 def _probe(fd: int, begin: int, end: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from moeconv.errors import UnsupportedError
 from moeconv.kernels.marlin import inverse_table, row_index
 from moeconv.kernels.rowmaps import block_index, inverse_block_index
-from moeconv.kernels.scalars import global_scale
+from moeconv.kernels.scalars import global_scale, power_bytes, source_powers
 from moeconv.layouts.verbs import (
     K_BLOCK_BYTES,
     MARLIN_ROWS,
@@ -63,11 +64,17 @@ class CudaKernels:
 
     def lay_out(self, verb: Verb, source: Bytes, out: Bytes) -> None:
         """Fill `out`."""
+        if isinstance(verb, MarlinRows) and verb.power_bytes:
+            verb, source = replace(verb, power_bytes=0), power_bytes(verb, source)
         self._run(verb, source, out, inverse=False)
 
     def invert(self, verb: Verb, stored: Bytes, source: Bytes) -> None:
         """Fill `source`."""
-        if not isinstance(verb, GlobalScale):
+        if isinstance(verb, MarlinRows) and verb.power_bytes:
+            exponents = np.empty((source.shape[0], verb.groups), np.uint8)
+            self._run(replace(verb, power_bytes=0), stored, exponents, inverse=True)
+            source_powers(verb, exponents, source)
+        elif not isinstance(verb, GlobalScale):
             self._run(verb, stored, source, inverse=True)
 
     def _run(self, verb: Verb, given: Bytes, wanted: Bytes, *, inverse: bool) -> None:

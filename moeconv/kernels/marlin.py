@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
+from moeconv.kernels.scalars import power_bytes, source_powers
 from moeconv.layouts.verbs import MARLIN_ROWS, MARLIN_RUN_BYTES
 
 if TYPE_CHECKING:
@@ -183,6 +185,7 @@ def row_index(verb: MarlinRows) -> Index:
 
 def permute_rows(verb: MarlinRows, source: Bytes, out: Bytes) -> None:
     """Fill `out` with the rows of `source`, transposed, permuted and recoded."""
+    source = power_bytes(verb, source)
     loops = compiled()
     order = unit_order(verb.order)
     if loops is None or verb.item_bytes != 1:
@@ -213,6 +216,11 @@ def permute_rows(verb: MarlinRows, source: Bytes, out: Bytes) -> None:
 
 def unpermute_rows(verb: MarlinRows, stored: Bytes, source: Bytes) -> None:
     """Fill `source` with the lowest bytes that `permute_rows` makes `stored` from."""
+    if verb.power_bytes:
+        exponents = np.empty((source.shape[0], verb.groups), np.uint8)
+        unpermute_rows(replace(verb, power_bytes=0), stored, exponents)
+        source_powers(verb, exponents, source)
+        return
     _runs(verb, source)[:, :, unit_order(verb.order)] = _view(verb, stored)
     for half, table in zip(source.reshape(verb.halves, -1), verb.recode, strict=False):
         half[...] = inverse_table(table)[half]

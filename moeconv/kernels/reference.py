@@ -6,6 +6,7 @@ Slow and short. The contract suite holds every other kernel set to these bytes. 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +50,14 @@ class ReferenceKernels:
         match verb:
             case RowBlocks() | MarlinWeight():
                 self._invert_bijection(verb, stored, source)
+            case MarlinRows() if verb.power_bytes:
+                exponents = np.empty((source.shape[0], verb.groups), np.uint8)
+                self.invert(replace(verb, power_bytes=0), stored, exponents)
+                powers = torch.from_numpy(exponents).view(torch.float8_e8m0fnu)
+                wide = (
+                    torch.float32 if verb.power_bytes == torch.float32.itemsize else torch.bfloat16
+                )
+                torch.from_numpy(source).view(wide).copy_(powers.to(wide))
             case MarlinRows():
                 bare = MarlinRows(
                     verb.rows,
@@ -138,6 +147,9 @@ def _marlin_weight(verb: MarlinWeight, source: torch.Tensor) -> torch.Tensor:
 
 def _marlin_rows(verb: MarlinRows, source: torch.Tensor) -> torch.Tensor:
     """Recode, transpose, permute the columns of each unit."""
+    if verb.power_bytes:
+        dtype = torch.float32 if verb.power_bytes == torch.float32.itemsize else torch.bfloat16
+        source = source.contiguous().view(dtype).to(torch.float8_e8m0fnu).view(torch.uint8)
     if verb.recode:
         tables = torch.tensor([list(table) for table in verb.recode], dtype=torch.uint8)
         halves = source.reshape(verb.halves, -1).long()

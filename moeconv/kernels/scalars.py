@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from moeconv.layouts.verbs import GlobalScale
+    from moeconv.layouts.verbs import GlobalScale, MarlinRows
     from moeconv.tensors import Bytes
 
     Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+
+_BF16_BYTES: Final = 2
+_HALF: Final = 0x400000
+_NAN_EXPONENT: Final = 255
+_SMALLEST: Final = 0x400000
+"""2^-127 as a float32: a subnormal, and what the byte 0 stands for."""
+_NAN: Final = 0x7FC00000
 
 
 def global_scale(verb: GlobalScale, source: Bytes, out: Bytes) -> None:
@@ -55,6 +62,37 @@ def source_scale(verb: GlobalScale, stored: Bytes, source: Bytes) -> None:
         if verb.reciprocal:
             scale = np.float32(1.0) / scale
     source.view(np.float32)[...] = scale
+
+
+def power_bytes(verb: MarlinRows, source: Bytes) -> Bytes:
+    """Return the exponent byte (E8M0) of each floating-point item of a source matrix.
+
+    Rounded to the nearest power of two, ties to the larger one, as torch casts to
+    `float8_e8m0fnu`; vLLM 0.33.0, `Mxfp4MoEMethod._encode_mxfp4_weight_scale`. The sign is lost.
+    """
+    if not verb.power_bytes:
+        return source
+    if verb.power_bytes == _BF16_BYTES:
+        bits = source.reshape(-1).view(np.uint16).astype(np.uint32) << np.uint32(16)
+    else:
+        bits = source.reshape(-1).view(np.uint32)
+    exponent = bits >> np.uint32(23) & np.uint32(0xFF)
+    mantissa = bits & np.uint32(0x7FFFFF)
+    # Below the smallest normal number only what is over its half rounds up to it.
+    half = np.where(exponent > 0, mantissa >= _HALF, mantissa > _HALF)
+    rounded = exponent + (half & (exponent < _NAN_EXPONENT))
+    return rounded.astype(np.uint8).reshape(source.shape[0], -1)
+
+
+def source_powers(verb: MarlinRows, exponents: Bytes, source: Bytes) -> None:
+    """Fill a floating-point source matrix with the powers of two of its exponent bytes."""
+    wide = exponents.reshape(-1).astype(np.uint32)
+    bits = np.where(wide == 0, _SMALLEST, wide << np.uint32(23))
+    bits = np.where(wide == _NAN_EXPONENT, _NAN, bits).astype(np.uint32)
+    if verb.power_bytes == _BF16_BYTES:
+        source.reshape(-1).view(np.uint16)[...] = bits >> np.uint32(16)
+    else:
+        source.reshape(-1).view(np.uint32)[...] = bits
 
 
 def _to_bf16(values: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.uint16]]:

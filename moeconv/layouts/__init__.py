@@ -17,10 +17,16 @@ TRTLLM_BF16: Final = TrtllmBf16()
 LAYOUTS: Final[tuple[Layout, ...]] = (TRTLLM_BF16, *MARLIN_FP4)
 
 
+DTYPES: Final = ("bfloat16", "float16")
+"""Serving dtypes."""
+
+
 def find_layout(name: str, dtype: str = "bfloat16", *, reconciles: bool = False) -> Layout | None:
     """Return the layout `name` for a serving dtype; `None` if there is none."""
     for layout in LAYOUTS:
         if layout.id == name:
+            if dtype not in DTYPES:
+                return None
             if isinstance(layout, MarlinFp4):
                 return replace(layout, dtype=dtype, reconciles=reconciles)
             return layout

@@ -32,6 +32,8 @@ class Geometry:
     ----------
     reciprocal
         Global scales are stored as `1 / scale` (compressed-tensors).
+    scale_bytes
+        Bytes of a block scale in the source: 1, or more where a power of two is stored as a float.
     """
 
     experts: int
@@ -40,6 +42,7 @@ class Geometry:
     gated: bool
     order: Order = "halves"
     reciprocal: bool = False
+    scale_bytes: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,9 +174,9 @@ class MarlinFp4:
         down = ("down",)
         outputs: tuple[Output, ...] = (
             self._weight("w13_weight", names, rows, hidden, stored=part.stored),
-            self._scale("w13_weight_scale", names, rows, hidden, stored=part.stored),
+            self._scale("w13_weight_scale", names, (rows, hidden), geometry, stored=part.stored),
             self._weight("w2_weight", down, hidden, inner, stored=False),
-            self._scale("w2_weight_scale", down, hidden, inner, stored=False),
+            self._scale("w2_weight_scale", down, (hidden, inner), geometry, stored=False),
         )
         if self.has_globals:
             outputs += (
@@ -297,17 +297,24 @@ class MarlinFp4:
         )
 
     def _scale(
-        self, param: str, names: tuple[str, ...], rows: int, inner: int, *, stored: bool
+        self,
+        param: str,
+        names: tuple[str, ...],
+        shape: tuple[int, int],
+        geometry: Geometry,
+        *,
+        stored: bool,
     ) -> Output:
+        rows, inner = shape
         halves, groups = len(names), inner // self.group
-        shape: tuple[int, ...] = (groups, halves * rows)
+        result: tuple[int, ...] = (groups, halves * rows)
         if stored:
-            shape = (rows // MARLIN_ROWS, halves, groups, MARLIN_ROWS)
+            result = (rows // MARLIN_ROWS, halves, groups, MARLIN_ROWS)
         recode = (self._recode(1.0),) * halves if self.has_globals else ()
         return Output(
             param,
-            TensorSpec(self.scale_dtype, shape),
-            Matrix(names, "weight_scale", rows, groups),
+            TensorSpec(self.scale_dtype, result),
+            Matrix(names, "weight_scale", rows, groups * geometry.scale_bytes),
             MarlinRows(
                 rows,
                 halves,
@@ -317,6 +324,7 @@ class MarlinFp4:
                 "wide" if round_up(inner, self.pad) > self.group else "single",
                 stored=stored,
                 recode=recode,
+                power_bytes=geometry.scale_bytes if geometry.scale_bytes > 1 else 0,
             ),
         )
 

@@ -47,14 +47,6 @@ MARLIN_FP4: Final = (
         global_dtype="serving",
     ),
     MarlinFp4(
-        id="marlin-mxfp4",
-        engines=_VLLM,
-        schemes=("mxfp4",),
-        group=32,
-        scale_dtype="F8_E8M0",
-        hidden_pad=256,
-    ),
-    MarlinFp4(
         id="marlin-mxfp4-ct",
         engines=_VLLM,
         schemes=("ct-mxfp4",),
@@ -64,6 +56,14 @@ MARLIN_FP4: Final = (
         wide_pad=1,
         hidden_unit=64,
         rank_unit=64,
+    ),
+    MarlinFp4(
+        id="marlin-mxfp4",
+        engines=_VLLM,
+        schemes=("mxfp4", "mxfp4-float", "ct-mxfp4"),
+        group=32,
+        scale_dtype="F8_E8M0",
+        hidden_pad=256,
     ),
     MarlinFp4(
         id="marlin-mxfp4-gptoss",

@@ -94,6 +94,10 @@ class MarlinRows:
     recode
         A table of 256 bytes for each half, for 1-byte items: what each byte becomes. Bytes that
         share an image with another are lost.
+    power_bytes
+        Bytes of a source item that is a floating-point power of two (4 for float32, 2 for
+        bfloat16), to be kept as its exponent byte (E8M0); 0 where items are kept as they are. A
+        number that is no power of two is rounded to the nearest, and lost.
     """
 
     rows: int
@@ -103,6 +107,7 @@ class MarlinRows:
     order: Literal["wide", "single", "bias"]
     stored: bool
     recode: tuple[bytes, ...] = ()
+    power_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,8 @@ def is_lossless(verb: Verb) -> bool:
         case RowBlocks() | MarlinWeight():
             return True
         case MarlinRows():
-            return all(len(set(table)) == len(table) for table in verb.recode)
+            is_kept = all(len(set(table)) == len(table) for table in verb.recode)
+            return is_kept and not verb.power_bytes
         case GlobalScale():
             return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from moeconv.schemes.bf16 import BF16
-from moeconv.schemes.fp4 import CT_MXFP4, CT_NVFP4, GPTOSS_MXFP4, MODELOPT_NVFP4, MXFP4
+from moeconv.schemes.fp4 import CT_MXFP4, CT_NVFP4, GPTOSS_MXFP4, MODELOPT_NVFP4, MXFP4, MXFP4_FLOAT
 from moeconv.schemes.recognised import FP8_BLOCK, FP8_TENSOR, FP16, FP32, INT4_PACKED
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ SCHEMES: Final[tuple[Scheme, ...]] = (
     MODELOPT_NVFP4,
     CT_NVFP4,
     MXFP4,
+    MXFP4_FLOAT,
     CT_MXFP4,
     GPTOSS_MXFP4,
     FP16,

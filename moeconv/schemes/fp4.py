@@ -40,6 +40,13 @@ MXFP4: Final = Scheme(
         PartRow("weight_scale", (".weight_scale", ".scale"), _POWERS, values=32),
     ),
 )
+MXFP4_FLOAT: Final = Scheme(
+    "mxfp4-float",
+    (
+        PartRow("weight", (".weight",), _BYTES, values=2),
+        PartRow("weight_scale", (".weight_scale", ".scale"), ("F32", "BF16"), values=32),
+    ),
+)
 CT_MXFP4: Final = Scheme(
     "ct-mxfp4",
     (
