@@ -7,6 +7,7 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
+from moeconv.fitting import served_tp
 from moeconv.jobs import Converted
 from moeconv.modelconfig import model_types
 from moeconv.output.manifest import (
@@ -24,7 +25,7 @@ from moeconv.output.manifest import (
     TensorEntry,
     WeightEntry,
 )
-from moeconv.plan import Plan, served_tp
+from moeconv.plan import Plan
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint

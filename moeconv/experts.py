@@ -6,12 +6,12 @@ result is a `Stack` a layer: complete, numbered without a gap, of one shape and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moeconv.checkpoint.types import TensorRef
-from moeconv.errors import SourceError, UnsupportedError
+from moeconv.errors import MoeconvError, SourceError, UnsupportedError
 from moeconv.layouts.layout import Geometry
 from moeconv.modelconfig import layer_count, layer_integer, moe_layers, surplus_experts
 from moeconv.naming import find_modules, is_stacked, map_names, without
@@ -58,6 +58,22 @@ def find_experts(checkpoint: Checkpoint, family: Family) -> Experts:
     UnsupportedError
         A name below the experts, or a mixture of dtypes, that no table knows.
     """
+    experts, problems = look_for_experts(checkpoint, family)
+    if problems:
+        raise problems[0]
+    return experts
+
+
+def look_for_experts(
+    checkpoint: Checkpoint, family: Family
+) -> tuple[Experts, tuple[MoeconvError, ...]]:
+    """Find the experts of every layer that has sound ones, and what is wrong with the others.
+
+    Raises
+    ------
+    SourceError, UnsupportedError
+        The config or the family stands against all layers.
+    """
     if family.refusal:
         message = f"the family `{family.name}` cannot be converted: {family.refusal}"
         raise UnsupportedError(message)
@@ -65,14 +81,21 @@ def find_experts(checkpoint: Checkpoint, family: Family) -> Experts:
     count = layer_count(family, checkpoint.config)
     promised = moe_layers(family, checkpoint.config)
     extra = {ref.name for ref in modules.elsewhere}
-    stacks = []
+    stacks: list[Stack] = []
+    problems: list[MoeconvError] = []
+    found = []
     for (prefix, layer), tensors in sorted(modules.layers.items(), key=lambda item: item[0][::-1]):
         extra.update(ref.name for ref in tensors.values())
         if layer < count:
-            stacks.append(_stack(prefix, layer, tensors, family, checkpoint))
-            extra -= stacks[-1].names
-    _check_layers(stacks, promised, family)
-    return Experts(tuple(stacks), frozenset(extra))
+            found.append(layer)
+            try:
+                stacks.append(_stack(prefix, layer, tensors, family, checkpoint))
+            except (SourceError, UnsupportedError) as problem:
+                problems.append(problem)
+            else:
+                extra -= stacks[-1].names
+    problems += _layer_problems(found, promised, family)
+    return Experts(tuple(stacks), frozenset(extra)), tuple(problems)
 
 
 def _module(
@@ -306,14 +329,16 @@ def _check_config(prefix: str, geometry: Geometry, family: Family, sizes: _Sizes
             raise SourceError(message, hint=hint)
 
 
-def _check_layers(stacks: list[Stack], promised: frozenset[int], family: Family) -> None:
-    found = [stack.layer for stack in stacks]
+def _layer_problems(
+    found: list[int], promised: frozenset[int], family: Family
+) -> Iterator[MoeconvError]:
     twice = sorted({layer for layer in found if found.count(layer) > 1})
     missing, surplus = sorted(promised - set(found)), sorted(set(found) - promised)
     if not found:
         message = f"there are no routed experts under the names of the family `{family.name}`"
         expected = " or ".join(f"`{family.roots[0]}.{module}`" for module in family.modules)
-        raise UnsupportedError(message, hint=f"expected {expected}, or the like elsewhere")
+        yield UnsupportedError(message, hint=f"expected {expected}, or the like elsewhere")
+        return
     for layers, what in (
         (missing, "has no experts, but `config.json` promises them"),
         (surplus, "has experts, but `config.json` says it is dense"),
@@ -322,6 +347,6 @@ def _check_layers(stacks: list[Stack], promised: frozenset[int], family: Family)
         if layers:
             more = f" (and {len(layers) - 1} more)" if len(layers) > 1 else ""
             message = f"layer {layers[0]}{more} {what}"
-            raise SourceError(
+            yield SourceError(
                 message, hint="is a shard missing, or is the config of another model?"
             )

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from moeconv.checkpoint.types import Checkpoint, TensorRef
-from moeconv.errors import SourceError, UnsupportedError
+from moeconv.errors import UnsupportedError
 from moeconv.experts import find_experts
+from moeconv.fitting import fit
 from moeconv.jobs import Converted, Job, Passthrough
-from moeconv.layouts.layout import Facts, Geometry, Layout, Slice
+from moeconv.layouts.layout import Facts, Layout, Slice
 from moeconv.layouts.verbs import Verb
 from moeconv.recognition import pick_family
 from moeconv.stacks import Experts, Stack
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from moeconv.families.family import Family
 
 DEFAULT_SHARD_BYTES: Final = 5_000_000_000
-TP_SIZES: Final = (1, 2, 4, 8, 16, 32)
-"""Tensor-parallel sizes that reports try; readers take any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +122,11 @@ def make_plan(checkpoint: Checkpoint, target: Target, family_name: str | None = 
 
 def plan_for(checkpoint: Checkpoint, family: Family, experts: Experts, target: Target) -> Plan:
     """Decide everything, once it is known which tensors are the experts."""
-    taken = _taken(experts.stacks, target)
-    stacks = _chosen(taken, target.layers)
-    jobs = (*_expert_jobs(stacks, target), *_weight_jobs(checkpoint, taken, target))
+    found = fit(experts.stacks, target.layout, target.tp)
+    if found.problems:
+        raise found.problems[0]
+    stacks = _chosen(found.taken, target.layers)
+    jobs = (*_expert_jobs(stacks, target), *_weight_jobs(checkpoint, found.taken, target))
     identity = _identity(checkpoint, target, family)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return Plan(
@@ -134,61 +135,12 @@ def plan_for(checkpoint: Checkpoint, family: Family, experts: Experts, target: T
         target=target,
         family=family,
         stacks=stacks,
-        left_stacks=tuple(stack for stack in experts.stacks if stack not in taken),
+        left_stacks=found.left,
         extra_experts=len(experts.extra),
         left_out=_left_out(stacks, target),
         jobs=jobs,
         warnings=checkpoint.warnings,
     )
-
-
-def served_tp(layout: Layout, geometry: Geometry) -> tuple[int, ...]:
-    """Return the TP sizes that an any-TP file of these experts serves."""
-    return tuple(tp for tp in TP_SIZES if layout.tp_refusal(geometry, tp) is None)
-
-
-def _taken(stacks: Iterable[Stack], target: Target) -> tuple[Stack, ...]:
-    """Return the stacks that the layout takes; the others must be of a kind that it leaves."""
-    layout = target.layout
-    taken = []
-    left = None
-    for stack in stacks:
-        if stack.scheme.name not in layout.schemes:
-            left = left or stack
-            if stack.scheme.name not in layout.leaves:
-                raise _wrong_scheme(stack, layout)
-            continue
-        sizes = stack.geometry
-        if not (sizes.experts and sizes.hidden and sizes.intermediate):
-            message = (
-                f"the experts of `{stack.prefix}` are empty: {sizes.experts} experts, hidden "
-                f"{sizes.hidden}, intermediate {sizes.intermediate}"
-            )
-            raise SourceError(message)
-        reason = layout.refusal(sizes)
-        if sizes.order not in layout.orders:
-            reason = f"it keeps gate and up in pairs, and these are stored as {sizes.order}"
-        if reason is None:
-            reason = layout.rank_refusal(sizes, target.tp or 1)
-        if reason:
-            message = f"{layout.id} cannot hold the experts of `{stack.prefix}`: {reason}"
-            raise UnsupportedError(message)
-        taken.append(stack)
-    if not taken and left:
-        raise _wrong_scheme(left, layout)
-    return tuple(taken)
-
-
-def _wrong_scheme(stack: Stack, layout: Layout) -> UnsupportedError:
-    ref = stack.sources["down", "weight"].refs[0]
-    message = (
-        f"the experts of `{stack.prefix}` are stored as {stack.scheme.name} (`{ref.name}` is "
-        f"{ref.spec.dtype}), but {layout.id} takes {' or '.join(layout.schemes)}"
-    )
-    hint = stack.scheme.advice
-    if layout.verb == "trtllm" and "fp4" in stack.scheme.name:
-        hint = "`moeconv marlin-fp4` takes these"
-    return UnsupportedError(message, hint=hint)
 
 
 def _chosen(stacks: tuple[Stack, ...], layers: tuple[int, int] | None) -> tuple[Stack, ...]:

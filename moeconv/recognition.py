@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moeconv.checkpoint.types import TensorRef
 from moeconv.errors import SourceError, UnsupportedError
 from moeconv.experts import find_experts
 from moeconv.families import FAMILIES
+from moeconv.families.family import Family
 from moeconv.modelconfig import model_types
 from moeconv.naming import find_modules
 from moeconv.stacks import Experts
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
-    from moeconv.families.family import Family
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What each family makes of the experts of a checkpoint."""
+
+    experts: Mapping[Family, Experts]
+
+    @property
+    def agree(self) -> bool:
+        """Whether all of them make the same of it, and there are any."""
+        found = list(self.experts.values())
+        return bool(found) and all(experts == found[0] for experts in found)
 
 
 def pick_family(checkpoint: Checkpoint, name: str | None = None) -> Family:
@@ -50,24 +65,30 @@ def named_alike(checkpoint: Checkpoint) -> tuple[Family, ...]:
     return tuple(family for family in FAMILIES if find_modules(refs, family).layers)
 
 
-def _family_hint(checkpoint: Checkpoint) -> str:
-    """Say which `--family` reads a checkpoint of an unknown model."""
-    read: dict[str, Experts] = {}
+def reading_families(checkpoint: Checkpoint) -> tuple[Readings, Mapping[str, str]]:
+    """Return the families whose names read the experts, and why others with like names do not."""
+    read: dict[Family, Experts] = {}
     refused: dict[str, str] = {}
     for family in named_alike(checkpoint):
         try:
-            read[family.name] = find_experts(checkpoint, family)
+            read[family] = find_experts(checkpoint, family)
         except (SourceError, UnsupportedError) as error:
             refused[family.name] = str(error)
-    names = ", ".join(read or refused)
+    return Readings(read), refused
+
+
+def _family_hint(checkpoint: Checkpoint) -> str:
+    """Say which `--family` reads a checkpoint of an unknown model."""
+    read, refused = reading_families(checkpoint)
+    names = ", ".join([family.name for family in read.experts] or refused)
     if not names:
         known = ", ".join(family.name for family in FAMILIES)
         return f"nor are its experts named as one of them names its own: {known}"
-    if not read:
+    if not read.experts:
         return f"its experts are named as in {names}, but {next(iter(refused.values()))}"
-    if len(read) == 1:
+    if len(read.experts) == 1:
         return f"`--family {names}` reads its experts; say so if the model is built alike"
-    if all(experts == next(iter(read.values())) for experts in read.values()):
+    if read.agree:
         return f"say `--family` with one of these, which all read its experts alike: {names}"
     return (
         f"its experts can be read as in {names}, which take the same bytes in different orders; "

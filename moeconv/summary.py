@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from moeconv import report
+from moeconv.fitting import served_tp
 from moeconv.jobs import Converted
 from moeconv.pipeline import Limits, slot_sizes
-from moeconv.plan import Plan, served_tp
+from moeconv.plan import Plan
 from moeconv.survey import total
 
 if TYPE_CHECKING:

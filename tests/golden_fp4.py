@@ -66,7 +66,7 @@ class Fp4Case:
             return 100 + raw % 28
         modulus = self.row.get("scale_byte_modulus_by_expert")
         modulus = modulus[expert] if modulus else self.row["scale_byte_modulus"]
-        scales = raw % modulus
+        scales: np.ndarray = raw % modulus
         upper = self.row.get("scale_byte_modulus_upper_half")
         if upper:
             rows, cols = raw.shape

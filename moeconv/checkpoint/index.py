@@ -44,7 +44,7 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
     """
     root = Path(source)
     _check_root(root)
-    config = _read_json(root / "config.json")
+    config = read_config(root)
     weight_map = _weight_map(root)
     names = sorted(set(weight_map.values())) if weight_map else _loose_shards(root)
     warnings: list[str] = []
@@ -69,6 +69,17 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         side_files=tuple(sorted(_side_files(root))),
         warnings=tuple(warnings),
     )
+
+
+def read_config(root: Path) -> dict[str, Json]:
+    """Return `config.json` of a checkpoint, or of a converted one.
+
+    Raises
+    ------
+    SourceError
+        There is none, or it is broken.
+    """
+    return _read_json(root / "config.json")
 
 
 def _check_root(root: Path) -> None:

@@ -78,17 +78,21 @@ def e4m3(scales: Array) -> Array:
     exponent, mantissa = (scales >> 3 & 15).astype(int), scales & 7
     normal = np.ldexp(1 + mantissa / 8, exponent - 7)
     value = np.where(exponent > 0, normal, np.ldexp(mantissa / 8, -6))
-    return np.where(scales & 128, -value, value)
+    signed: Array = np.where(scales & 128, -value, value)
+    return signed
 
 
 def e8m0(scales: Array) -> Array:
     """Return the values of E8M0 bytes."""
-    return np.ldexp(1.0, scales.astype(int) - 127)
+    powers: Array = np.ldexp(1.0, scales.astype(int) - 127)
+    return powers
 
 
 def dequantised(codes: Array, scales: Array, scale: float = 1.0) -> Array:
     """Return `[outputs, inputs]` float64 values of codes and the values of their scales."""
-    return E2M1[codes] * np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1) * scale
+    wide = np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
+    values: Array = E2M1[codes] * wide * scale
+    return values
 
 
 def nvfp4(

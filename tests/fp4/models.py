@@ -25,7 +25,7 @@ KINDS: Final = ("modelopt", "ct", "mxfp4", "ct-mxfp4", "deepseek", "gptoss", "ne
 
 @dataclass(frozen=True)
 class Matrix:
-    """One quantised matrix: codes `[rows, cols]`, scale bytes `[rows, groups]`, one global scale."""
+    """A quantised matrix: codes `[rows, cols]`, scale bytes `[rows, groups]`, one global scale."""
 
     codes: Array
     scales: Array
@@ -34,7 +34,8 @@ class Matrix:
     @property
     def packed(self) -> Array:
         """Two codes a byte, the low nibble first."""
-        return self.codes[:, 0::2] | self.codes[:, 1::2] << 4
+        both: Array = self.codes[:, 0::2] | self.codes[:, 1::2] << 4
+        return both
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,9 @@ class Model:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor, by name."""
-        table: dict[str, Tensor] = {"model.norm.weight": ("BF16", (self.hidden,), bytes(2 * self.hidden))}
+        table: dict[str, Tensor] = {
+            "model.norm.weight": ("BF16", (self.hidden,), bytes(2 * self.hidden))
+        }
         for layer in range(self.layers):
             if layer in self.bf16_layers:
                 table.update(self._bf16(layer))

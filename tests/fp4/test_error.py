@@ -51,7 +51,7 @@ def measured(gate: float, up: float, root: Path) -> list[float]:
     scales = {(0, 0, "gate"): gate * 1e-5, (0, 0, "up"): up * 1e-5, (0, 0, "down"): 1e-5}
     model = Gaussian("modelopt", layers=1, experts=1, hidden=512, intermediate=256, scales=scales)
     source = model.write(root / "source")
-    errors = []
+    errors: list[float] = []
     for options in ((), ("--reconcile-scales",)):
         out = root / f"out{len(errors)}"
         runs.invoke("marlin-fp4", source, "--out", out, "--device", "cpu", *options)

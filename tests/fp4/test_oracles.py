@@ -71,87 +71,95 @@ def packed(tensor: Any, torch: Any) -> tuple[str, tuple[int, ...], bytes]:
 def converted(source: Path, out: Path, kind: str) -> Held:
     runs.invoke("marlin-fp4", source, "--out", out, "--device", "cpu")
     runs.invoke("verify", out, "--read-data", "--source", source)
-    sizes = {"experts": EXPERTS, "hidden": HIDDEN, "intermediate": INTERMEDIATE, "layers": 1}
-    return held(Model(kind, **sizes), out)
+    return held(Model(kind, EXPERTS, HIDDEN, INTERMEDIATE, layers=1), out)
+
+
+class Packer:
+    """compressed-tensors' own scales, packing and unpacking, for a preset of its own."""
+
+    def __init__(self, preset: str, torch: Any) -> None:
+        quantization = pytest.importorskip("compressed_tensors.quantization")
+        compressors = pytest.importorskip("compressed_tensors.compressors")
+        self._helpers = pytest.importorskip("compressed_tensors.quantization.utils.helpers")
+        self._fp4 = pytest.importorskip("compressed_tensors.compressors.nvfp4.helpers")
+        self._scheme = quantization.preset_name_to_scheme(preset, ["Linear"])
+        kind = "nvfp4" if preset.startswith("NVFP4") else "mxfp4"
+        registry = compressors.BaseCompressor
+        self._compressor = registry.get_value_from_registry(f"{kind}-pack-quantized")
+        self._torch = torch
+        self.is_nvfp4 = kind == "nvfp4"
+
+    def pack(self, weight: Any, whole: Any) -> dict[str, Any]:
+        """Pack a matrix, with the global scale of `whole`."""
+        state = {"weight": weight}
+        if self.is_nvfp4:
+            low, high = whole.float().min(), whole.float().max()
+            state["weight_global_scale"] = self._helpers.generate_gparam(low, high)
+        weights = self._scheme.weights
+        blocks = weight.float().unflatten(-1, (-1, weights.group_size))
+        scale, _ = self._helpers.calculate_qparams(
+            blocks.amin(-1), blocks.amax(-1), weights, state.get("weight_global_scale")
+        )
+        packed = self._compressor.compress({**state, "weight_scale": scale}, self._scheme)
+        return dict(packed)
+
+    def unpack(self, state: dict[str, Any]) -> Any:
+        """Unpack a matrix without rounding, and see that theirs is that, rounded."""
+        rows, cols = state["weight_packed"].shape
+        codes = self._fp4.unpack_fp4_from_uint8(state["weight_packed"], rows, 2 * cols).double()
+        scale = state["weight_scale"]
+        if self.is_nvfp4:
+            scale = scale.double() / state["weight_global_scale"].double()
+        else:
+            one = self._torch.ones((), dtype=self._torch.float64)
+            scale = self._torch.ldexp(one, scale.int() - 127)
+        values = (codes * scale.repeat_interleave(2 * cols // scale.shape[1], 1)).numpy()
+        theirs = self._compressor.decompress(state, self._scheme)["weight"]
+        np.testing.assert_allclose(theirs.double().numpy(), values, rtol=0.02)
+        return values
 
 
 @pytest.mark.parametrize(
-    ("preset", "kind", "shared"),
-    [
-        ("NVFP4A16", "ct", True),
-        ("NVFP4", "ct", True),
-        ("NVFP4A16", "ct", False),
-        ("MXFP4A16", "ct-mxfp4", True),
-    ],
+    ("preset", "shared"),
+    [("NVFP4A16", True), ("NVFP4", True), ("NVFP4A16", False), ("MXFP4A16", True)],
 )
 def test_what_compressed_tensors_packs(
-    preset: str, kind: str, shared: bool, torch: Any, tmp_path: Path
+    preset: str, shared: bool, torch: Any, tmp_path: Path
 ) -> None:
     """With one global scale for gate and up, as llm-compressor sees to, or one each."""
-    quantization = pytest.importorskip("compressed_tensors.quantization")
-    helpers = pytest.importorskip("compressed_tensors.quantization.utils.helpers")
-    compressors = pytest.importorskip("compressed_tensors.compressors")
-    fp4 = pytest.importorskip("compressed_tensors.compressors.nvfp4.helpers")
-    scheme = quantization.preset_name_to_scheme(preset, ["Linear"])
-    name = "nvfp4-pack-quantized" if kind == "ct" else "mxfp4-pack-quantized"
-    compressor = compressors.BaseCompressor.get_value_from_registry(name)
-
-    def compress(weight: Any, whole: Any) -> dict[str, Any]:
-        group = scheme.weights.group_size
-        blocks = weight.float().unflatten(-1, (-1, group))
-        state = {"weight": weight}
-        if kind == "ct":
-            low, high = whole.float().min(), whole.float().max()
-            state["weight_global_scale"] = helpers.generate_gparam(low, high)
-        scale, _ = helpers.calculate_qparams(
-            blocks.amin(-1), blocks.amax(-1), scheme.weights, state.get("weight_global_scale")
-        )
-        return dict(compressor.compress({**state, "weight_scale": scale}, scheme))
-
-    model = qwen(torch)
-    tensors, expected, as_gate = {}, {}, {}
-    gate_scale = None
+    packer, model = Packer(preset, torch), qwen(torch)
+    tensors, expected = {}, {}
     for key, tensor in model.state_dict().items():
         if ".experts." not in key:
             tensors[key] = packed(tensor, torch)
     module = model.model.layers[0].mlp.experts
     for expert in range(EXPERTS):
-        gate, up = module.gate_up_proj[expert].chunk(2)
-        for projection, weight in zip(
-            PROJECTIONS, (gate, up, module.down_proj[expert]), strict=True
-        ):
-            whole = module.gate_up_proj[expert] if shared and projection != "down" else weight
-            state = compress(weight.detach(), whole.detach())
-            stem = f"model.layers.0.mlp.experts.{expert}.{projection}_proj"
+        both, down = module.gate_up_proj[expert].detach(), module.down_proj[expert].detach()
+        states = [
+            packer.pack(weight, both if shared and weight is not down else weight)
+            for weight in (*both.chunk(2), down)
+        ]
+        for projection, state in zip(PROJECTIONS, states, strict=True):
+            values = packer.unpack(state)
+            if not shared and projection == "up":  # the engine's way: gate's scale for both
+                scale, gate = (s["weight_global_scale"].double() for s in (state, states[0]))
+                assert scale != gate
+                values *= float(scale / gate)
+            expected[expert, projection] = values
             if preset == "NVFP4":
                 state["input_global_scale"] = torch.tensor([3.0])
-            tensors.update({f"{stem}.{part}": packed(value, torch) for part, value in state.items()})
-            rows, cols = weight.shape
-            codes = fp4.unpack_fp4_from_uint8(state["weight_packed"], rows, cols).double()
-            scale = state["weight_scale"]
-            if kind == "ct":
-                scale = scale.double() / state["weight_global_scale"].double()
-                if projection == "gate":
-                    gate_scale = state["weight_global_scale"].double()
-                if projection == "up":
-                    as_gate[expert] = float(state["weight_global_scale"].double() / gate_scale)
-            else:
-                scale = torch.ldexp(torch.ones(()).double(), scale.int() - 127)
-            group = cols // scale.shape[1]
-            expected[expert, projection] = (codes * scale.repeat_interleave(group, 1)).numpy()
-            theirs = compressor.decompress(state, scheme)["weight"].double().numpy()
-            np.testing.assert_allclose(theirs, expected[expert, projection], rtol=0.02)
+            stem = f"model.layers.0.mlp.experts.{expert}.{projection}_proj"
+            tensors.update(
+                {f"{stem}.{part}": packed(value, torch) for part, value in state.items()}
+            )
 
     config = {**json.loads(model.config.to_json_string()), "dtype": "bfloat16"}
     source = write_checkpoint(tmp_path / "source", tensors, config, shards=2)
-    read = converted(source, tmp_path / "out", kind)
+    read = converted(source, tmp_path / "out", "ct" if packer.is_nvfp4 else "ct-mxfp4")
     for (expert, projection), values in expected.items():
         found = read.values(0, expert)[projection]
-        if not shared and projection == "up":
-            assert as_gate[expert] != 1
-            values *= as_gate[expert]  # the engine's way
         # A reciprocal of a float32 is half a unit in the last place off; powers of two are not.
-        np.testing.assert_allclose(found, values, rtol=1e-6 if kind == "ct" else 0)
+        np.testing.assert_allclose(found, values, rtol=1e-6 if packer.is_nvfp4 else 0)
 
 
 def quantise_mxfp4(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

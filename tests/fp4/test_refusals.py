@@ -66,7 +66,9 @@ def rescaled(shape: Callable[[tuple[int, ...]], tuple[int, ...]], *endings: str)
 
 @pytest.mark.parametrize("kind", ["modelopt", "ct", "mxfp4", "deepseek", "ct-mxfp4"])
 @pytest.mark.parametrize(
-    "shape", [lambda s: s[::-1], lambda s: (s[0], s[1] + 1), lambda s: s[:1]], ids=["T", "+1", "1-D"]
+    "shape",
+    [lambda s: s[::-1], lambda s: (s[0], s[1] + 1), lambda s: s[:1]],
+    ids=["T", "+1", "1-D"],
 )
 def test_block_scales_of_a_wrong_shape(kind: str, shape: Any, tmp_path: Path) -> None:
     ending = "w2.scale" if kind == "deepseek" else "down_proj.weight_scale"
@@ -95,7 +97,9 @@ def test_mxfp4_groups_are_of_32(group: int, tmp_path: Path) -> None:
 def test_one_expert_s_scales_of_another_shape(tmp_path: Path) -> None:
     change = rescaled(lambda s: (s[0], s[1] // 2), "1.up_proj.weight_scale")
     error = refused(Model("modelopt", **SMALL), tmp_path, change=change)
-    assert "`model.layers.0.mlp.experts.1.up_proj.weight_scale` is F8_E4M3 [128, 4], but" in str(error)
+    assert "`model.layers.0.mlp.experts.1.up_proj.weight_scale` is F8_E4M3 [128, 4], but" in str(
+        error
+    )
 
 
 @pytest.mark.parametrize(
@@ -323,7 +327,9 @@ def test_gpt_oss_without_biases(tmp_path: Path) -> None:
 
 def test_a_projection_of_another_scheme(tmp_path: Path) -> None:
     def change(tensors: Tensors) -> None:
-        without("down_proj.weight_scale", "down_proj.weight_scale_2", "down_proj.input_scale")(tensors)
+        without("down_proj.weight_scale", "down_proj.weight_scale_2", "down_proj.input_scale")(
+            tensors
+        )
         for name, (_, shape, _) in list(tensors.items()):
             if name.endswith("down_proj.weight"):
                 rows, cols = shape

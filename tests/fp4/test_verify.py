@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from moeconv.errors import VerifyError
+from moeconv.errors import MoeconvError, VerifyError
 from moeconv.output.manifest import read_manifest
 from tests import runs
 from tests.fp4.models import KINDS, Model
@@ -103,7 +103,9 @@ def test_what_comes_back_is_lossless(
     source, out = converted(kind)
     result = checked(out, "--read-data", "--source", source)
     assert result["lost"] == {}
-    inputs = 0 if kind in {"mxfp4", "ct-mxfp4", "deepseek", "gptoss"} else 3 * (2 + (kind != "nemotron"))
+    inputs = (
+        0 if kind in {"mxfp4", "ct-mxfp4", "deepseek", "gptoss"} else 3 * (2 + (kind != "nemotron"))
+    )
     assert sum(result["left_out"].values()) == inputs
     every = Model(kind, **SMALL).tensors()
     assert result["sources"] == len(every) - inputs, "each source tensor is compared or left out"
@@ -173,3 +175,34 @@ def test_another_source_of_the_same_shape_is_found(
     other = Model("modelopt", **SMALL, scales={(0, 1, "down"): 1 / 128}).write(tmp_path / "other")
     with pytest.raises(VerifyError, match=r"w2_weight_scale_2\.0-2` is not what its source gives"):
         checked(out, "--source", other)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: m["facts"][0].update(factors=[2.0, 1.0]), "is not what its source gives"),
+        (lambda m: m["facts"][0].update(factors=[None, 1.0]), "Expected `float`, got `null`"),
+        (lambda m: m.update(dtype="float16"), "is not what its source gives"),
+        (lambda m: m.update(dtype="float8"), "is not known to this moeconv"),
+        (lambda m: m["plan"].pop("global scales"), "does not say `global scales`"),
+        (lambda m: m["layout"].update(id="marlin-mxfp4"), "are stored as modelopt-nvfp4"),
+        (lambda m: m["layout"].update(tp=2), "is not what was converted"),
+    ],
+    ids=["factor", "null", "fp16", "fp8", "plan", "layout", "tp"],
+)
+def test_a_manifest_that_says_something_else(
+    change: Callable[[dict[str, Any]], None],
+    words: str,
+    converted: Callable[[str], tuple[Path, Path]],
+) -> None:
+    source, out = converted("modelopt")
+    path = out / "moeconv.json"
+    sound = path.read_bytes()
+    manifest = json.loads(sound)
+    change(manifest)
+    try:
+        path.write_text(json.dumps(manifest))
+        with pytest.raises(MoeconvError, match=words):
+            checked(out, "--source", source)
+    finally:
+        path.write_bytes(sound)

@@ -1,0 +1,278 @@
+"""What is this directory, and what can become of it? Headers, config and manifest only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from moeconv.acceptance import Answer, answers
+from moeconv.checkpoint.index import open_checkpoint, read_config
+from moeconv.errors import MoeconvError, SourceError, UnsupportedError
+from moeconv.experts import look_for_experts
+from moeconv.families import FAMILIES
+from moeconv.fitting import TP_SIZES, fit, made_tp, served_tp
+from moeconv.inspected import (
+    CheckpointSight,
+    ConvertedSight,
+    EngineSight,
+    Finding,
+    Inspection,
+    LayoutSight,
+    groups_of,
+)
+from moeconv.layouts import LAYOUTS, find_layout
+from moeconv.modelconfig import activation, is_clamped, model_types, renormalises, scoring
+from moeconv.output.manifest import MANIFEST_NAME, Manifest, StackEntry, read_manifest
+from moeconv.recognition import pick_family, reading_families
+from moeconv.stacks import Experts, Stack
+from moeconv.target import Wish, choose_layout
+from moeconv.traits import Kind, Model, kind_of, kinds_of, model_of
+
+if TYPE_CHECKING:
+    from moeconv.acceptance import Word
+    from moeconv.checkpoint.types import Checkpoint, Json
+    from moeconv.families.family import Family
+    from moeconv.layouts.layout import Layout
+
+START: Final = {
+    "vllm": "vllm serve {out} --load-format moeconv {flags}",
+    "sglang": "python -m sglang.launch_server --model-path {out} {flags}",
+}
+"""How an engine is started on a converted directory."""
+
+_BEST: Final[tuple[Word, ...]] = ("yes", "yes, but", "no")
+
+
+def inspect_directory(source: Path, family_name: str | None = None) -> Inspection:
+    """Look at a checkpoint or a converted directory; what is wrong with it is in the result."""
+    try:
+        if (source / MANIFEST_NAME).exists():
+            return _converted(source, read_manifest(source))
+        return _checkpoint(open_checkpoint(source), family_name)
+    except MoeconvError as problem:
+        return Inspection(
+            event="inspection",
+            root=str(source),
+            name=source.resolve().name,
+            checkpoint=None,
+            converted=None,
+            groups=(),
+            findings=findings((problem,)),
+            warnings=(),
+        )
+
+
+def findings(problems: Iterable[MoeconvError]) -> tuple[Finding, ...]:
+    """Return what was found, and those that differ in numbers alone as one."""
+    alike: dict[str, list[MoeconvError]] = {}
+    for problem in problems:
+        alike.setdefault(re.sub(r"\d+", "0", str(problem)), []).append(problem)
+    return tuple(
+        Finding(same[0].exit_code, str(same[0]), same[0].hint, len(same) - 1)
+        for same in alike.values()
+    )
+
+
+def _checkpoint(checkpoint: Checkpoint, family_name: str | None) -> Inspection:
+    family, experts, problems = _found(checkpoint, family_name)
+    config, stacks = checkpoint.config, experts.stacks
+    model = None
+    layouts: tuple[LayoutSight, ...] = ()
+    if family and stacks:
+        model = model_of(family, config, kinds_of(stacks), checkpoint.tensors)
+        layouts = tuple(_layout(layout, stacks, checkpoint, model) for layout in LAYOUTS)
+    sizes = {stack.prefix: _expert_bytes(stack, checkpoint) for stack in stacks}
+    total = sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
+    return Inspection(
+        event="inspection",
+        root=str(checkpoint.root),
+        name=checkpoint.name,
+        checkpoint=CheckpointSight(
+            model_types=tuple(model_types(config)),
+            family=family.name if family else None,
+            files=len(checkpoint.files),
+            tensors=len(checkpoint.tensors),
+            expert_bytes=sum(sizes.values()),
+            other_bytes=total - sum(sizes.values()),
+            other_experts=len(experts.extra),
+            activation=activation(family, config) if family else None,
+            clamped=is_clamped(family, config) if family else False,
+            scoring=scoring(family, config) if family else None,
+            renormalises=renormalises(family, config) if family else None,
+            routing=model.routing if model else None,
+            layouts=layouts,
+        ),
+        converted=None,
+        groups=groups_of(
+            (stack.layer, (kind_of(stack), stack.geometry.order), sizes[stack.prefix])
+            for stack in stacks
+        ),
+        findings=findings(problems),
+        warnings=checkpoint.warnings,
+    )
+
+
+def _found(
+    checkpoint: Checkpoint, family_name: str | None
+) -> tuple[Family | None, Experts, list[MoeconvError]]:
+    """Return the family, the sound experts, and what is wrong.
+
+    A family that the config does not name still reads the experts, where all that can agree.
+    """
+    problems: list[MoeconvError] = []
+    family = None
+    experts = Experts((), frozenset())
+    try:
+        family = pick_family(checkpoint, family_name)
+        experts, found = look_for_experts(checkpoint, family)
+        problems += found
+    except (SourceError, UnsupportedError) as problem:
+        problems.append(problem)
+        if family is None and family_name is None:
+            readings, _ = reading_families(checkpoint)
+            if readings.agree:
+                family, experts = next(iter(readings.experts.items()))
+    return family, experts, problems
+
+
+def _layout(
+    layout: Layout, stacks: tuple[Stack, ...], checkpoint: Checkpoint, model: Model
+) -> LayoutSight:
+    """Say what a layout can do for these experts, as the command that makes it would find."""
+    engine = layout.engines[0].name
+    reasons: tuple[str, ...] = ()
+    left = 0
+    taken: tuple[Stack, ...] = ()
+    schemes = {stack.scheme.name for stack in stacks}
+    if schemes & set(layout.schemes):
+        try:
+            chosen = choose_layout(Wish(layout.verb, engine=engine), stacks, checkpoint.config)
+        except UnsupportedError as problem:
+            reasons = (str(problem),)
+        else:
+            held = fit(stacks, chosen, None)
+            taken, left = held.taken, len(held.left)
+            reasons = tuple(finding.message for finding in findings(held.problems))
+            if chosen.id != layout.id:
+                reasons = (f"{engine} reads this checkpoint's experts as {chosen.id}",)
+    else:
+        stored, wanted = " and ".join(sorted(schemes)), " or ".join(layout.schemes)
+        reasons = (f"the experts are stored as {stored}; it takes {wanted}",)
+    if reasons:
+        return LayoutSight(layout.id, "no", reasons, left, (), (), None, ())
+    said = answers(layout, model)
+    served = _common(served_tp(layout, stack.geometry) for stack in taken)
+    made = _common(made_tp(layout, stack.geometry) for stack in taken)
+    word = min((answer.word for answer in said), key=_BEST.index)
+    return LayoutSight(
+        layout=layout.id,
+        answer=word,
+        reasons=(),
+        left=left,
+        tp_sizes=served,
+        own_tp_sizes=tuple(size for size in made if size not in served),
+        command=None if word == "no" else _command(layout, checkpoint, model),
+        engines=tuple(_engine(answer) for answer in said),
+    )
+
+
+def _command(layout: Layout, checkpoint: Checkpoint, model: Model) -> str:
+    family = next(family for family in FAMILIES if family.name == model.family)
+    is_named = set(model_types(checkpoint.config)) & set(family.model_types)
+    engine = layout.engines[0].name
+    return " ".join(
+        (
+            f"moeconv {layout.verb} {checkpoint.root}",
+            *([] if is_named else [f"--family {family.name}"]),
+            *(["--engine sglang"] if engine == "sglang" else []),
+        )
+    )
+
+
+def _engine(answer: Answer, start: str | None = None) -> EngineSight:
+    engine = answer.engine
+    return EngineSight(
+        engine=engine.name,
+        versions=engine.versions,
+        flags=engine.backend,
+        answer=answer.word,
+        reasons=answer.reasons,
+        needs=answer.needs,
+        start=start,
+    )
+
+
+def _converted(root: Path, manifest: Manifest) -> Inspection:
+    stacks = manifest.stacks
+    sizes: dict[str, int] = {}
+    for tensor in manifest.tensors:
+        sizes[tensor.prefix] = sizes.get(tensor.prefix, 0) + tensor.end - tensor.begin
+    experts = {stack.experts for stack in stacks}
+    return Inspection(
+        event="inspection",
+        root=str(root),
+        name=root.resolve().name,
+        checkpoint=None,
+        converted=ConvertedSight(
+            layout=manifest.layout.id,
+            version=manifest.layout.version,
+            dtype=manifest.dtype,
+            tp=manifest.layout.tp,
+            partial=manifest.partial,
+            source=manifest.source.name,
+            family=manifest.source.family,
+            expert_bytes=sum(sizes.values()),
+            other_bytes=sum(weight.end - weight.begin for weight in manifest.weights),
+            files=len(manifest.files),
+            tp_sizes=_common(stack.tp_sizes for stack in stacks),
+            ep_sizes=tuple(
+                size for size in TP_SIZES if all(count % size == 0 for count in experts)
+            ),
+            scales=sum(facts.scales for facts in manifest.facts),
+            flushed=sum(facts.flushed for facts in manifest.facts),
+            negative=sum(facts.negative for facts in manifest.facts),
+            left_out=manifest.left_out,
+            tools=manifest.tools,
+            engines=tuple(_loaders(root, manifest, read_config(root))),
+        ),
+        groups=groups_of(
+            (stack.layer, (_entry_kind(stack), stack.order), sizes.get(stack.prefix, 0))
+            for stack in stacks
+        ),
+        findings=(),
+        warnings=(f"it holds only {manifest.partial} of the model, for a trial",)
+        if manifest.partial
+        else (),
+    )
+
+
+def _loaders(root: Path, manifest: Manifest, config: Mapping[str, Json]) -> Iterator[EngineSight]:
+    """Yield who loads a converted directory, and how it is started."""
+    family = next((it for it in FAMILIES if it.name == manifest.source.family), None)
+    layout = find_layout(manifest.layout.id)
+    if family is None or layout is None:
+        return
+    kinds = dict.fromkeys(_entry_kind(stack) for stack in manifest.stacks)
+    model = model_of(family, config, kinds, (weight.name for weight in manifest.weights))
+    for answer in answers(layout, model):
+        engine = answer.engine
+        start = None
+        if answer.word != "no":
+            start = START[engine.name].format(out=root, flags=engine.backend)
+        yield _engine(answer, start)
+
+
+def _entry_kind(stack: StackEntry) -> Kind:
+    return Kind(stack.scheme, stack.experts, stack.hidden, stack.intermediate, stack.gated)
+
+
+def _expert_bytes(stack: Stack, checkpoint: Checkpoint) -> int:
+    return sum(checkpoint.tensors[name].spec.nbytes for name in stack.names)
+
+
+def _common(sizes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the sizes that all have."""
+    every = list(map(set, sizes))
+    return tuple(sorted(set[int].intersection(*every))) if every else ()
