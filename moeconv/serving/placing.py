@@ -37,6 +37,10 @@ _DONE: Final = "_moeconv_placed"
 _SHOWN: Final = 3
 
 
+_OWN: Final = ("w13_", "w2_")
+"""Parameters of the experts themselves; a module may hold others, as the gate's correction bias."""
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """One row: a way in which an engine computes MoE layers, and the layouts that it reads.
@@ -203,7 +207,7 @@ def check_coverage(assigned: Assigned) -> None:
     wanted = {
         finals.get(name, name)
         for name, parameter in assigned.module.named_parameters(recurse=False)
-        if name not in ignored and parameter is not None
+        if name.startswith(_OWN) and name not in ignored and parameter is not None
     } | method.fresh
     held = {tensor.param for tensor in tensors}
     odd = sorted(wanted ^ held)

@@ -226,3 +226,10 @@ def test_every_layout_and_engine_has_a_method():
             text = (serving / f"{engine.name}_methods.py").read_text()
             assert f'"{layout.id}"' in text
             assert engine.backend in text
+
+
+def test_a_parameter_of_another_module_is_none_of_the_experts(directory):
+    """vLLM registers the gate's correction bias on its experts too (DeepSeek-V3, Nemotron-H)."""
+    module = Experts()
+    module.register("e_score_correction_bias", 4)
+    check_coverage(assigned(directory, module))
