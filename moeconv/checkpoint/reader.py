@@ -6,15 +6,12 @@ page of the checkpoint as resident, and a fresh buffer per tensor fragments the 
 
 from __future__ import annotations
 
-import os
-import threading
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from moeconv.errors import SourceError
+from moeconv.openfiles import OpenFiles
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Part, TensorRef
@@ -26,33 +23,8 @@ _TILE = 64
 """Rows and columns of a tile when a matrix is transposed: one cache line of 16-bit items."""
 
 
-class Reader:
-    """Reads tensors of one checkpoint; safe to use from several threads.
-
-    Parameters
-    ----------
-    root
-        The directory that `TensorRef.file` is relative to.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.bytes_read = 0
-        self._root = root
-        self._fds: dict[str, int] = {}
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds.clear()
+class Reader(OpenFiles):
+    """Reads tensors of one checkpoint; safe to use from several threads."""
 
     def read(self, ref: TensorRef, begin: int, out: Bytes) -> None:
         """Fill `out` (contiguous bytes) from byte `begin` of the tensor on.
@@ -62,23 +34,14 @@ class Reader:
         SourceError
             The file ended early or cannot be read.
         """
-        view = memoryview(out).cast("B")
-        done = 0
         try:
-            fd = self._fd(ref.file)
-            while done < len(view):
-                got = os.preadv(fd, [view[done:]], ref.begin + begin + done)
-                if got == 0:
-                    break
-                done += got
-            with self._lock:
-                self.bytes_read += done
+            done = self.read_range(ref.file, ref.begin + begin, out)
         except OSError as error:
             message = f"`{ref.file}` cannot be read at `{ref.name}`: {error.strerror}"
             raise SourceError(message) from error
-        if done < len(view):
+        if done < out.nbytes:
             message = (
-                f"`{ref.file}` ended inside `{ref.name}`: expected {len(view)} bytes at "
+                f"`{ref.file}` ended inside `{ref.name}`: expected {out.nbytes} bytes at "
                 f"{ref.begin + begin}, found {done}"
             )
             raise SourceError(message, hint="did the source change while it was converted?")
@@ -111,12 +74,6 @@ class Reader:
         taken = items[:: part.rows.step, part.cols.start : part.cols.stop : part.cols.step]
         _copy(out.view(items.dtype), taken.T if part.transposed else taken)
         return raw
-
-    def _fd(self, file: str) -> int:
-        with self._lock:
-            if file not in self._fds:
-                self._fds[file] = os.open(self._root / file, os.O_RDONLY | os.O_CLOEXEC)
-            return self._fds[file]
 
 
 def scratch_bytes(part: Part, row_bytes: int) -> int:
