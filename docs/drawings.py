@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Final
 from xml.sax.saxutils import escape
 
+import numpy as np
+
+from moeconv.kernels.marlin import repack
 from moeconv.kernels.rowmaps import interleave_rows, shuffle_rows
+from moeconv.layouts import find_layout
+from moeconv.layouts.layout import Geometry
+from moeconv.layouts.verbs import MARLIN_ROWS, MARLIN_RUN_BYTES, MARLIN_TILE, MarlinWeight
 
 RANKS: Final = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
 GATE, UP = "#4c78a8", "#f5a742"
@@ -169,4 +175,93 @@ def ranks() -> str:
     return picture(808, 282, "What one rank of four reads, in two orders", parts)
 
 
-DRAWINGS: Final = {"overview.svg": overview, "rows.svg": rows, "ranks.svg": ranks}
+def marlin_nibbles() -> list[tuple[int, int]]:
+    """Return (row, value) of each 4-bit code of a run, the low nibble of each byte first.
+
+    Four bits at a time of each code's number go through the repack that moeconv uses.
+    """
+    number = np.arange(MARLIN_ROWS * MARLIN_TILE)
+    verb = MarlinWeight(MARLIN_ROWS, 1, 1, stored=True)
+    found = np.zeros_like(number)
+    for shift in (0, 4, 8):
+        codes = (number >> shift & 15).astype(np.uint8).reshape(MARLIN_ROWS, MARLIN_TILE)
+        source = np.ascontiguousarray(codes[:, 0::2] | codes[:, 1::2] << 4)
+        run = np.empty(MARLIN_RUN_BYTES, np.uint8)
+        repack(verb, source, run)
+        found |= np.stack((run & 15, run >> 4), axis=-1).reshape(-1).astype(int) << shift
+    return [(int(at) // MARLIN_TILE, int(at) % MARLIN_TILE) for at in found]
+
+
+def marlin() -> str:
+    """One unit and tile of a 4-bit matrix, and where three words of its run come from."""
+    nibbles, shown = marlin_nibbles(), {0: RANKS[0], 5: RANKS[1], 127: RANKS[2]}
+    places = {at: word for word in shown for at in nibbles[8 * word : 8 * word + 8]}
+    wide, high, left, top = 16, 6.5, 66, 58
+    parts = [
+        label(left, 24, "source: 64 rows × 16 values, 4 bits each", 'font-weight="bold"'),
+        *(
+            label(left + wide * (k + 0.5), top - 8, f"{k}", 'text-anchor="middle" font-size="9"')
+            for k in range(MARLIN_TILE)
+        ),
+        *(
+            label(left - 8, top + high * (row + 1), f"row {row}", 'text-anchor="end" font-size="9"')
+            for row in (*range(0, MARLIN_ROWS, 8), MARLIN_ROWS - 1)
+        ),
+    ]
+    for row in range(MARLIN_ROWS):
+        for k in range(MARLIN_TILE):
+            word = places.get((row, k))
+            fill = "#e4e3df" if word is None else shown[word]
+            parts.append(box(left + wide * k, top + high * row, (wide, high), fill))
+    parts += arrow(344, 260, 40)
+    parts.append(label(410, 24, "run: 128 words of 32 bits, 512 bytes", 'font-weight="bold"'))
+    cell = 24
+    for word in range(len(nibbles) // 8):
+        fill = shown.get(word, "#e4e3df")
+        parts.append(box(410 + cell * (word % 16), 40 + 14 * (word // 16), (cell, 14), fill))
+    for i, (word, colour) in enumerate(shown.items()):
+        y = 206 + 96 * i
+        parts.append(label(410, y - 8, f"word {word}, lowest bits first", f'fill="{colour}"'))
+        for at, (row, k) in enumerate(nibbles[8 * word : 8 * word + 8]):
+            x = 410 + 49 * at
+            parts.append(box(x, y, (49, 40), colour))
+            style = 'text-anchor="middle" font-size="10" fill="#ffffff"'
+            parts += [
+                label(x + 24, y + 17, f"row {row}", style),
+                label(x + 24, y + 31, f"value {k}", style),
+            ]
+    return picture(820, 496, "Where the codes of three words of a Marlin tile come from", parts)
+
+
+def uneven() -> str:
+    """The slices of gpt-oss's intermediate size, and what the engine pads them to."""
+    layout = find_layout("marlin-mxfp4-gptoss")
+    assert layout is not None
+    sizes = Geometry(experts=128, hidden=2880, intermediate=2880, gated=True, order="pairs")
+    scale, left, parts = 0.24, 60, []
+    for i, tp in enumerate((2, 4, 8)):
+        top, at = 56 + 96 * i, float(left)
+        parts.append(label(14, top + 24, f"TP {tp}", 'font-weight="bold"'))
+        for rank in range(tp):
+            cut = layout.rank_slice(sizes, tp, rank)
+            padded = cut.padded or cut.size
+            width = scale * cut.size
+            parts.append(box(at, top, (width, 36), RANKS[rank % 4]))
+            if padded > cut.size:
+                parts.append(box(at + width, top, (scale * (padded - cut.size), 36), "#d8d7d2"))
+            style = 'text-anchor="middle" font-size="10"'
+            parts.append(label(at + width / 2, top + 22, f"{cut.size}", f'{style} fill="#ffffff"'))
+            parts.append(label(at + width / 2, top + 52, f"from {cut.start}", style))
+            at += scale * padded + 6
+    title = "gpt-oss, I = 2880 = 90 blocks of 32: each rank's slice, and the padding (grey)"
+    parts.append(label(14, 28, title, 'font-weight="bold"'))
+    return picture(860, 328, "Uneven slices of gpt-oss, each padded to a multiple of 128", parts)
+
+
+DRAWINGS: Final = {
+    "marlin.svg": marlin,
+    "overview.svg": overview,
+    "ranks.svg": ranks,
+    "rows.svg": rows,
+    "uneven.svg": uneven,
+}

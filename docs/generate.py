@@ -21,10 +21,15 @@ from typing import Any, Final, get_args, get_type_hints
 import msgspec
 from drawings import DRAWINGS
 
+from moeconv.acceptance import ROWS, answers
 from moeconv.families import FAMILIES
+from moeconv.families.family import Family
+from moeconv.inspected import Inspection
 from moeconv.layouts import LAYOUTS
+from moeconv.layouts.layout import Engine, Geometry, Layout
 from moeconv.output.manifest import FORMAT, MANIFEST_NAME, Manifest
 from moeconv.schemes import SCHEMES
+from moeconv.traits import Kind, model_of
 
 DOCS: Final = Path(__file__).parent
 NOTE: Final = "<!-- Made by docs/generate.py; edit the code it describes, not this page. -->\n"
@@ -51,6 +56,21 @@ FAMILIES_TEXT: Final = """\
 ## Families
 
 The family is found by `model_type` in `config.json`; `--family` overrides it.
+"""
+
+TAKES_TEXT: Final = """\
+## Which engine takes which family
+
+By the defaults of each family: a config may say otherwise, and `moeconv inspect` reads it. A number
+leads to a note. A model that no engine takes in a layout is refused; what one engine does not take
+is warned of.
+"""
+
+ROWS_TEXT: Final = """\
+## What engines do not take
+
+The table that `inspect`, `--dry-run` and conversions go by. Names in italics stand for what the
+model has.
 """
 
 COMMON_FIELDS: Final = {
@@ -145,6 +165,11 @@ def schema() -> str:
     return json.dumps(msgspec.json.schema(Manifest), indent=1) + "\n"
 
 
+def inspect_schema() -> str:
+    """Return the JSON Schema of what `moeconv inspect --json` prints."""
+    return json.dumps(msgspec.json.schema(Inspection), indent=1) + "\n"
+
+
 def support_page() -> str:
     """Return what can be converted into what, and which engine takes it."""
     layouts = _table(
@@ -195,8 +220,62 @@ def support_page() -> str:
             for scheme in SCHEMES
         ),
     )
-    parts = (NOTE, SUPPORT_TEXT, layouts, FAMILIES_TEXT, families, "## Schemes\n", schemes)
+    parts = (
+        *(NOTE, SUPPORT_TEXT, layouts, FAMILIES_TEXT, families, "## Schemes\n", schemes),
+        *(TAKES_TEXT, _takes(), ROWS_TEXT, _rows()),
+    )
     return "\n".join(parts)
+
+
+def _takes() -> str:
+    """Return which engine takes which family in which layout, and the notes to it."""
+    notes: dict[str, int] = {}
+    columns = [(layout, engine) for layout in LAYOUTS for engine in layout.engines]
+    header = ("family", *(f"`{layout.id}`, {engine.name}" for layout, engine in columns))
+    rows = [
+        (f"`{family.name}`", *(_cell(family, *column, notes) for column in columns))
+        for family in FAMILIES
+    ]
+    listed = "\n".join(f"{number}. {reason}" for reason, number in notes.items())
+    return f"{_table(header, rows)}\n{listed}\n"
+
+
+def _cell(family: Family, layout: Layout, engine: Engine, notes: dict[str, int]) -> str:
+    """Return what an engine says to the models of a family, by sizes that need no padding."""
+    order = "pairs" if "pairs" in {storage.order for storage in family.storages} else "halves"
+    sizes = Geometry(8, 2048, 1024, family.gated, order)
+    is_other = order not in layout.orders or ("gptoss" in layout.id and order != "pairs")
+    if family.refusal or is_other or layout.refusal(sizes):
+        return "no"
+    said: dict[str, list[str]] = {}
+    for model_type in family.model_types:
+        kind = Kind(layout.schemes[0], sizes.experts, sizes.hidden, sizes.intermediate, sizes.gated)
+        model = model_of(family, {"model_type": model_type}, (kind,), ())
+        answer = next(one for one in answers(layout, model) if one.engine == engine)
+        marks = "".join(f" ({notes.setdefault(why, len(notes) + 1)})" for why in answer.reasons)
+        said.setdefault(answer.word.replace("yes, but", "but") + marks, []).append(model_type)
+    if len(said) == 1:
+        return next(iter(said))
+    return "; ".join(f"{', '.join(types)}: {word}" for word, types in said.items())
+
+
+def _rows() -> str:
+    """Return the table of what engines do not take."""
+    words = {"no": "does not take", "but": "takes one way", "needs": "needs"}
+    return _table(
+        ("engine", "layout", "it", "what"),
+        (
+            (
+                ", ".join(row.engines),
+                ", ".join(
+                    f"`{name}*`" if name.endswith("-") else f"`{name}`" for name in row.layouts
+                ),
+                words[row.weight],
+                re.sub(r"\{(\w+)\}", lambda found: f"*{found[1].replace('_', ' ')}*", row.words),
+            )
+            for row in ROWS
+        ),
+    )
 
 
 def _meaning(kind: type, field: str, meanings: Mapping[str, str]) -> str:
@@ -269,6 +348,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/cli.md": cli_page,
     "reference/manifest.md": manifest_page,
     "reference/manifest.schema.json": schema,
+    "reference/inspect.schema.json": inspect_schema,
     "reference/support.md": support_page,
     **{f"images/{name}": draw for name, draw in DRAWINGS.items()},
 }
