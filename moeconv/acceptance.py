@@ -2,7 +2,8 @@
 
 A layout's bytes may be right and still find no kernel: engines choose one by activation, routing,
 number of experts and GPU. Read in vLLM 0.33.0 (`trtllm_bf16_moe.py`, `marlin_moe.py`,
-`activation.py`, `registry.py`) and SGLang 0.5.23 (`moe_runner/flashinfer_trtllm.py`, `moe_runner/marlin.py`).
+`activation.py`, `registry.py`) and SGLang 0.5.23
+(`moe_runner/flashinfer_trtllm.py`, `moe_runner/marlin.py`).
 """
 
 from __future__ import annotations

@@ -10,22 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeconv import report
+from moeconv.acceptance import check_engines
 from moeconv.checkpoint.index import open_checkpoint
-from moeconv.checkpoint.reader import Reader
 from moeconv.convert import convert
 from moeconv.errors import OutputError, VerifyError
 from moeconv.experts import find_experts
 from moeconv.kernels import pick
-from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord, read_manifest
 from moeconv.pipeline import Limits, Moved, slot_sizes
-from moeconv.plan import Plan, Target, plan_for
+from moeconv.plan import Plan, plan_for
+from moeconv.preview import preview, surveyed, target_of
 from moeconv.recognition import pick_family
 from moeconv.serving import open_converted
-from moeconv.summary import Finished, show_plan, show_result
-from moeconv.survey import DEFAULT_LOST_SHARE, check_share, survey, surveyed_bytes, total
+from moeconv.summary import Finished, show_result
+from moeconv.survey import DEFAULT_LOST_SHARE
 from moeconv.target import Wish, choose_layout, out_name
+from moeconv.traits import kinds_of, model_of
 from moeconv.verify import Verified, bytes_to_move, verify
 
 if TYPE_CHECKING:
@@ -59,34 +60,27 @@ class Options:
 
 def run_convert(options: Options, wish: Wish) -> None:
     """Convert, or show the plan."""
+    if options.dry_run:
+        preview(options, wish)
+        return
     kernels = pick(options.device)
     checkpoint = open_checkpoint(options.source)
     family = pick_family(checkpoint, options.family)
     experts = find_experts(checkpoint, family)
     layout = choose_layout(wish, experts.stacks, checkpoint.config)
-    target = Target(
-        layout,
-        fingerprint(layout, kernels),
-        options.tp,
-        options.max_shard_bytes,
-        None if options.layers is None else (options.layers[0], options.layers[-1]),
-        wish.reconciles,
-    )
-    plan = plan_for(checkpoint, family, experts, target)
+    plan = plan_for(checkpoint, family, experts, target_of(options, wish, layout, kernels))
     out = options.out or Path(out_name(checkpoint.name, layout, options.tp))
     slot_sizes(plan.jobs, options.limits)  # refuses too small a limit before anything is written
-    for warning in plan.warnings:
+    model = model_of(family, checkpoint.config, kinds_of(plan.stacks), checkpoint.tensors)
+    for warning in (*plan.warnings, *check_engines(layout, model)):
         report.warn(warning)
-    if not options.dry_run and OutputDirectory.is_finished(out, plan.id):
+    if OutputDirectory.is_finished(out, plan.id):
         OutputDirectory(out, plan.id, plan.identity)  # tidies up what a crash may have left
         report.good(f"`{out}` is already converted with these options; nothing to do")
         if options.as_json:
             report.emit({"event": "done", "out": str(out), "plan_id": plan.id})
         return
-    plan = _surveyed(plan, checkpoint, options)
-    if options.dry_run:
-        show_plan(plan, checkpoint, out, options.limits, as_json=options.as_json)
-        return
+    plan = surveyed(plan, checkpoint, options.max_lost_share)
     directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
     _check_space(out, plan, directory)
     started_s = time.monotonic()
@@ -97,26 +91,6 @@ def run_convert(options: Options, wish: Wish) -> None:
         sys.exit(130)
     finished = Finished(options.source, out, time.monotonic() - started_s, manifest)
     show_result(plan, finished, as_json=options.as_json)
-
-
-def _surveyed(plan: Plan, checkpoint: Checkpoint, options: Options) -> Plan:
-    """Survey the scales, where the layout asks for it; warn of what it will not keep."""
-    with report.progress() as bar, Reader(checkpoint.root) as reader:
-        task = bar.add_task("surveying scales", total=surveyed_bytes(plan))
-        for event in survey(plan, reader):
-            if isinstance(event, Plan):
-                plan = event
-            else:
-                bar.advance(task, event.nbytes)
-    known = plan.facts or {}
-    check_share(known, options.max_lost_share)
-    totals = total(known)
-    if totals.differing and not totals.reconciled:
-        report.warn(
-            f"{totals.differing} experts have different global scales for gate and up; gate's is "
-            "used for both, as the engine does (`--reconcile-scales` folds the larger one in)"
-        )
-    return plan
 
 
 def _drive(

@@ -6,11 +6,11 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from moeconv.checkpoint.reader import Reader
 from moeconv.describe import describe
+from moeconv.estimate import peak_rss_bytes
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, RunEntry, ShardRecord
 from moeconv.pipeline import Limits, Moved, Pipeline
@@ -44,7 +44,7 @@ class _Run:
             seconds=round(time.monotonic() - self.started_s, 3),
             bytes_read=self.bytes_read,
             bytes_written=self.bytes_written,
-            peak_rss_bytes=_peak_rss_bytes(),
+            peak_rss_bytes=peak_rss_bytes(),
             jobs_resumed=self.jobs_resumed,
         )
 
@@ -99,13 +99,6 @@ def convert(
             directory.seal(describe(plan, checkpoint, shards, side, run.entry()))
     directory.clean()
     yield directory.manifest()
-
-
-def _peak_rss_bytes() -> int:
-    """Return this process's own peak; `getrusage` would tell that of the process it came from."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(kilobytes) * 1024
 
 
 def _do(

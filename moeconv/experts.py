@@ -15,27 +15,17 @@ from moeconv.errors import MoeconvError, SourceError, UnsupportedError
 from moeconv.layouts.layout import Geometry
 from moeconv.modelconfig import layer_count, layer_integer, moe_layers, surplus_experts
 from moeconv.naming import find_modules, is_stacked, map_names, without
+from moeconv.parts import Module, find_sources
 from moeconv.schemes import detect
 from moeconv.stacks import Experts, Source, Stack
-from moeconv.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
-    from moeconv.families.family import Family, Projection, Storage
-    from moeconv.naming import Names
-    from moeconv.schemes.scheme import PartRow, Scheme
+    from moeconv.families.family import Family
+    from moeconv.schemes.scheme import Scheme
 
 _SHOWN = 5
 _STACK = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _Module:
-    """The experts of one layer by name, and how that family stores them."""
-
-    prefix: str
-    storage: Storage
-    names: Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +80,15 @@ def look_for_experts(
             found.append(layer)
             try:
                 stacks.append(_stack(prefix, layer, tensors, family, checkpoint))
+                extra -= stacks[-1].names
             except (SourceError, UnsupportedError) as problem:
                 problems.append(problem)
-            else:
-                extra -= stacks[-1].names
+                extra.difference_update(ref.name for ref in tensors.values())
     problems += _layer_problems(found, promised, family)
     return Experts(tuple(stacks), frozenset(extra)), tuple(problems)
 
 
-def _module(
-    prefix: str, tensors: Mapping[str, TensorRef], family: Family, sizes: _Sizes
-) -> _Module:
+def _module(prefix: str, tensors: Mapping[str, TensorRef], family: Family, sizes: _Sizes) -> Module:
     """Map every name below a prefix to a projection and an expert."""
     fits = [(storage, *map_names(storage, tensors)) for storage in family.storages]
     unmapped = min((fit[2] for fit in fits), key=len)
@@ -113,7 +101,7 @@ def _module(
         raise UnsupportedError(message, hint="nothing is dropped or guessed; add a storage row")
     surplus = range(sizes.experts, sizes.experts + sizes.surplus)
     named = [
-        _Module(prefix, storage, without(names, surplus))
+        Module(prefix, storage, without(names, surplus))
         for storage, names, unmapped in fits
         if not unmapped
     ]
@@ -129,7 +117,7 @@ def _module(
     return shaped[0]
 
 
-def _rows_fit(module: _Module, sizes: _Sizes) -> bool:
+def _rows_fit(module: Module, sizes: _Sizes) -> bool:
     """Say whether stacks have the rows that the config promises.
 
     Rows alone decide, which no scheme packs: down and a fused gate and up cannot both have theirs
@@ -157,12 +145,7 @@ def _stack(
     sizes = _sizes(layer, family, checkpoint)
     module = _module(prefix, tensors, family, sizes)
     scheme = _scheme(module)
-    sources: dict[tuple[str, str], Source] = {}
-    for projection, _ in module.storage.names:
-        for row in scheme.parts:
-            found = _refs(module, projection, row, sizes.experts)
-            if found is not None:
-                sources.update(_split(projection, row, found, module.storage))
+    sources = find_sources(module, scheme, sizes.experts)
     geometry = _geometry(module, sources, scheme, sizes.experts, family)
     _check_config(prefix, geometry, family, sizes)
     return Stack(prefix, layer, geometry, scheme, sources)
@@ -179,7 +162,7 @@ def _sizes(layer: int, family: Family, checkpoint: Checkpoint) -> _Sizes:
     return _Sizes(experts, surplus_experts(family, checkpoint.config), hidden, intermediate)
 
 
-def _scheme(module: _Module) -> Scheme:
+def _scheme(module: Module) -> Scheme:
     prefix, names = module.prefix, module.names
     by_projection: dict[str, dict[str, str]] = {name: {} for name, _ in module.storage.names}
     for (projection, suffix), refs in names.items():
@@ -206,71 +189,8 @@ def _scheme(module: _Module) -> Scheme:
     return first
 
 
-def _refs(
-    module: _Module, projection: Projection, row: PartRow, experts: int
-) -> tuple[TensorRef, ...] | None:
-    prefix, storage, names = module.prefix, module.storage, module.names
-    suffix = next((s for s in row.suffixes if (projection, s) in names), None)
-    if suffix is None:
-        return None  # an optional part: `detect` saw to the others
-    found = names[projection, suffix]
-    stacked = is_stacked(storage, projection)
-    wanted: list[int | None] = [None] if stacked else list(range(experts))
-    missing = [expert for expert in wanted if expert not in found]
-    if missing and row.optional:
-        return None
-    if missing:
-        name = dict(storage.names)[projection].format(expert=missing[0])
-        message = (
-            f"`{prefix}.{name}{suffix}` is missing: expected {experts} experts, found "
-            f"{len(found)} tensors of this kind"
-        )
-        raise SourceError(message, hint="is a shard missing, or does the config fit another model?")
-    if len(found) > len(wanted):
-        most = max(expert for expert in found if expert is not None)
-        message = f"`{prefix}` has an expert {most}, but `config.json` says {experts} experts"
-        raise SourceError(message)
-    refs = tuple(_as_bytes(found[expert]) for expert in wanted)
-    odd = next((ref for ref in refs if ref.spec != refs[0].spec), None)
-    if odd:
-        message = f"`{odd.name}` is {odd.spec}, but `{refs[0].name}` is {refs[0].spec}"
-        raise SourceError(message)
-    if stacked and (not refs[0].spec.shape or refs[0].spec.shape[0] != experts):
-        message = f"`{refs[0].name}` is {refs[0].spec}, expected {experts} experts first"
-        raise SourceError(message)
-    return refs
-
-
-def _as_bytes(ref: TensorRef) -> TensorRef:
-    """Count the elements of a 4-bit tensor in byte-wide pairs, as other writers do (U8)."""
-    if ref.spec.dtype != "F4":
-        return ref
-    *outer, last = ref.spec.shape
-    return TensorRef(ref.name, TensorSpec("U8", (*outer, last // 2)), ref.file, ref.begin)
-
-
-def _split(
-    projection: Projection, row: PartRow, refs: tuple[TensorRef, ...], storage: Storage
-) -> dict[tuple[str, str], Source]:
-    """Return the sources of a projection; a fused one is also its gate and its up."""
-    stacked = is_stacked(storage, projection)
-    transposed = storage.transposed and row.axes == "matrix"
-    whole = Source(refs, stacked=stacked, transposed=transposed)
-    if projection != "gate_up":
-        return {(projection, row.part): whole}
-    step = 2 if storage.order == "pairs" else 1
-    halves = (
-        Source(refs, stacked=stacked, transposed=transposed, first=i, step=step, fused=2)
-        for i in range(2)
-    )
-    if row.axes == "scalar":
-        halves = (whole, whole)  # type: ignore[assignment]
-    gate, up = halves
-    return {("gate_up", row.part): whole, ("gate", row.part): gate, ("up", row.part): up}
-
-
 def _geometry(
-    module: _Module,
+    module: Module,
     sources: Mapping[tuple[str, str], Source],
     scheme: Scheme,
     experts: int,

@@ -122,7 +122,9 @@ class CheckpointSight:
     Attributes
     ----------
     family
-        `None` where none reads it.
+        `None` where the config names none.
+    alike
+        Families that read the experts of such a model, all to the same end.
     files, tensors
         How many there are.
     expert_bytes, other_bytes
@@ -141,6 +143,7 @@ class CheckpointSight:
 
     model_types: tuple[str, ...]
     family: str | None
+    alike: tuple[str, ...]
     files: int
     tensors: int
     expert_bytes: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -76,13 +77,13 @@ def findings(problems: Iterable[MoeconvError]) -> tuple[Finding, ...]:
 
 
 def _checkpoint(checkpoint: Checkpoint, family_name: str | None) -> Inspection:
-    family, experts, problems = _found(checkpoint, family_name)
-    config, stacks = checkpoint.config, experts.stacks
+    found = _found(checkpoint, family_name)
+    family, stacks, config = found.family, found.experts.stacks, checkpoint.config
     model = None
-    layouts: tuple[LayoutSight, ...] = ()
     if family and stacks:
         model = model_of(family, config, kinds_of(stacks), checkpoint.tensors)
-        layouts = tuple(_layout(layout, stacks, checkpoint, model) for layout in LAYOUTS)
+    said = _said(checkpoint, found)
+    layouts = tuple(_layout(layout, stacks, checkpoint, model) for layout in LAYOUTS * bool(stacks))
     sizes = {stack.prefix: _expert_bytes(stack, checkpoint) for stack in stacks}
     total = sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
     return Inspection(
@@ -92,53 +93,70 @@ def _checkpoint(checkpoint: Checkpoint, family_name: str | None) -> Inspection:
         checkpoint=CheckpointSight(
             model_types=tuple(model_types(config)),
             family=family.name if family else None,
+            alike=tuple(one.name for one in found.alike),
             files=len(checkpoint.files),
             tensors=len(checkpoint.tensors),
             expert_bytes=sum(sizes.values()),
             other_bytes=total - sum(sizes.values()),
-            other_experts=len(experts.extra),
+            other_experts=len(found.experts.extra),
             activation=activation(family, config) if family else None,
             clamped=is_clamped(family, config) if family else False,
             scoring=scoring(family, config) if family else None,
             renormalises=renormalises(family, config) if family else None,
             routing=model.routing if model else None,
-            layouts=layouts,
+            layouts=tuple(
+                replace(it, command=said.format(verb=it.command) if said and it.command else None)
+                for it in layouts
+            ),
         ),
         converted=None,
         groups=groups_of(
             (stack.layer, (kind_of(stack), stack.geometry.order), sizes[stack.prefix])
             for stack in stacks
         ),
-        findings=findings(problems),
+        findings=findings(found.problems),
         warnings=checkpoint.warnings,
     )
 
 
-def _found(
-    checkpoint: Checkpoint, family_name: str | None
-) -> tuple[Family | None, Experts, list[MoeconvError]]:
-    """Return the family, the sound experts, and what is wrong.
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The family, the sound experts, families that would read them too, and what is wrong."""
 
-    A family that the config does not name still reads the experts, where all that can agree.
-    """
-    problems: list[MoeconvError] = []
+    family: Family | None
+    experts: Experts
+    alike: tuple[Family, ...]
+    problems: tuple[MoeconvError, ...]
+
+
+def _found(checkpoint: Checkpoint, family_name: str | None) -> _Found:
+    """Find the experts; where the config names no family, by those that agree on them."""
     family = None
-    experts = Experts((), frozenset())
     try:
         family = pick_family(checkpoint, family_name)
-        experts, found = look_for_experts(checkpoint, family)
-        problems += found
+        experts, problems = look_for_experts(checkpoint, family)
     except (SourceError, UnsupportedError) as problem:
-        problems.append(problem)
-        if family is None and family_name is None:
-            readings, _ = reading_families(checkpoint)
-            if readings.agree:
-                family, experts = next(iter(readings.experts.items()))
-    return family, experts, problems
+        readings, _ = reading_families(checkpoint)
+        if family is None and family_name is None and readings.agree:
+            alike = tuple(readings.experts)
+            return _Found(None, readings.experts[alike[0]], alike, (problem,))
+        return _Found(family, Experts((), frozenset()), (), (problem,))
+    return _Found(family, experts, (), problems)
+
+
+def _said(checkpoint: Checkpoint, found: _Found) -> str:
+    """Return a conversion's command around `{verb}`; empty where it would be refused."""
+    if found.problems and not found.alike:
+        return ""
+    said = f"moeconv {{verb}} {checkpoint.root}"
+    if found.family:
+        is_named = set(model_types(checkpoint.config)) & set(found.family.model_types)
+        return said if is_named else f"{said} --family {found.family.name}"
+    return f"{said} --family {found.alike[0].name if len(found.alike) == 1 else 'NAME'}"
 
 
 def _layout(
-    layout: Layout, stacks: tuple[Stack, ...], checkpoint: Checkpoint, model: Model
+    layout: Layout, stacks: tuple[Stack, ...], checkpoint: Checkpoint, model: Model | None
 ) -> LayoutSight:
     """Say what a layout can do for these experts, as the command that makes it would find."""
     engine = layout.engines[0].name
@@ -159,10 +177,10 @@ def _layout(
                 reasons = (f"{engine} reads this checkpoint's experts as {chosen.id}",)
     else:
         stored, wanted = " and ".join(sorted(schemes)), " or ".join(layout.schemes)
-        reasons = (f"the experts are stored as {stored}; it takes {wanted}",)
+        reasons = (f"the experts are {stored}, and it takes {wanted}",)
     if reasons:
         return LayoutSight(layout.id, "no", reasons, left, (), (), None, ())
-    said = answers(layout, model)
+    said = answers(layout, model) if model else _unknown(layout)
     served = _common(served_tp(layout, stack.geometry) for stack in taken)
     made = _common(made_tp(layout, stack.geometry) for stack in taken)
     word = min((answer.word for answer in said), key=_BEST.index)
@@ -173,22 +191,19 @@ def _layout(
         left=left,
         tp_sizes=served,
         own_tp_sizes=tuple(size for size in made if size not in served),
-        command=None if word == "no" else _command(layout, checkpoint, model),
+        command=None if word == "no" else _verb(layout),
         engines=tuple(_engine(answer) for answer in said),
     )
 
 
-def _command(layout: Layout, checkpoint: Checkpoint, model: Model) -> str:
-    family = next(family for family in FAMILIES if family.name == model.family)
-    is_named = set(model_types(checkpoint.config)) & set(family.model_types)
-    engine = layout.engines[0].name
-    return " ".join(
-        (
-            f"moeconv {layout.verb} {checkpoint.root}",
-            *([] if is_named else [f"--family {family.name}"]),
-            *(["--engine sglang"] if engine == "sglang" else []),
-        )
-    )
+def _unknown(layout: Layout) -> tuple[Answer, ...]:
+    reason = "the activation and the routing of this model are not known"
+    return tuple(Answer(engine, "yes, but", (reason,), ()) for engine in layout.engines)
+
+
+def _verb(layout: Layout) -> str:
+    is_other = layout.engines[0].name == "sglang"
+    return f"{layout.verb} --engine sglang" if is_other else layout.verb
 
 
 def _engine(answer: Answer, start: str | None = None) -> EngineSight:

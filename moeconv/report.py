@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -23,11 +23,17 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from moeconv.errors import MoeconvError
 
 Rows: TypeAlias = "Sequence[tuple[str, str]]"
+
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+_TONES: Final = {"yes": "green", "yes, but": "yellow", "no": "red"}
+_COLOURS: Final = ("blue", "yellow", "green", "magenta", "cyan", "red", "white", "bright_black")
 
 err = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
@@ -36,6 +42,15 @@ out = Console(highlight=False)
 def size(nbytes: float) -> str:
     """Return a size in decimal units, as `4.8 GB`."""
     return decimal(int(nbytes))
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words, as `3 min`."""
+    if seconds < _MINUTE_S:
+        return f"{seconds:.1f} s"
+    if seconds < _HOUR_S:
+        return f"{seconds / _MINUTE_S:.0f} min"
+    return f"{seconds / _HOUR_S:.1f} h"
 
 
 def progress() -> Progress:
@@ -63,14 +78,47 @@ def table(title: str, rows: Rows, *, to_stdout: bool = False) -> None:
     (out if to_stdout else err).print(grid)
 
 
-def grid(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table with a header to stdout."""
+def grid(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: bool = False
+) -> None:
+    """Print a table with a header to stdout; the first column folds, or each one wraps."""
     shown = Table(title=title, title_justify="left")
     for i, name in enumerate(header):
-        shown.add_column(name, overflow="fold", no_wrap=i > 0)
+        shown.add_column(name, overflow="fold", no_wrap=i > 0 and not wraps)
     for row in rows:
         shown.add_row(*(escape(cell) for cell in row))
     out.print(shown)
+
+
+def heading(text: str, word: str = "", rest: str = "", *, is_next: bool = False) -> None:
+    """Print a line over a section, with a coloured word if it gives an answer.
+
+    A line stands before it, unless it is the next of several that need none.
+    """
+    tone = _TONES.get(word, "bold")
+    answer = f": [{tone}]{escape(word)}[/{tone}]{escape(rest)}" if word else ""
+    if not is_next:
+        out.print()
+    out.print(f"[bold]{escape(text)}[/bold]{answer}")
+
+
+def cells(label: str, line: Sequence[tuple[str, int]], gap: str = "") -> None:
+    """Print short texts side by side, each in the colour of its number; -1 is none."""
+    shown = Text(label)
+    for text, colour in line:
+        shown.append(text, style=_COLOURS[colour % len(_COLOURS)] if colour >= 0 else "dim")
+        shown.append(gap)
+    shown.rstrip()
+    out.print(shown, soft_wrap=True)
+
+
+def finding(message: str, hint: str | None, more: int, *, to_stdout: bool = False) -> None:
+    """Print one of several problems."""
+    like = f" (and {more} more like it)" if more else ""
+    console = out if to_stdout else err
+    console.print(f"[red]error:[/red] {escape(message + like)}", soft_wrap=True)
+    if hint:
+        console.print(f"  [cyan]hint:[/cyan] {escape(hint)}", soft_wrap=True)
 
 
 def warn(message: str) -> None:
@@ -81,6 +129,11 @@ def warn(message: str) -> None:
 def note(message: str) -> None:
     """Print a sentence."""
     err.print(escape(message), soft_wrap=True)
+
+
+def text(message: str) -> None:
+    """Print a paragraph to stdout."""
+    out.print(escape(message))
 
 
 def good(message: str) -> None:

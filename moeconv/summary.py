@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 from moeconv import report
 from moeconv.fitting import served_tp
 from moeconv.jobs import Converted
-from moeconv.pipeline import Limits, slot_sizes
 from moeconv.plan import Plan
 from moeconv.survey import total
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
+    from moeconv.estimate import Estimate
     from moeconv.output.manifest import Manifest
 
 _NATIVE_FP4: Final = (
@@ -25,18 +25,16 @@ _NATIVE_FP4: Final = (
 
 
 def show_plan(
-    plan: Plan, checkpoint: Checkpoint, out: Path, limits: Limits, *, as_json: bool
+    plan: Plan, checkpoint: Checkpoint, out: Path, cost: Estimate, *, as_json: bool
 ) -> None:
-    """Show what a conversion would do."""
-    slot = sum(slot_sizes(plan.jobs, limits))
-    slots = min(limits.workers + 2, limits.max_host_bytes // slot)
+    """Show what a conversion would do, and what it would cost."""
     expert_bytes = sum(
         tensor.spec.nbytes
         for job in plan.jobs
         for tensor in job.tensors
         if isinstance(tensor, Converted)
     )
-    existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
+    free_bytes = shutil.disk_usage(existing(out)).free
     facts = {
         "source": str(checkpoint.root),
         "out": str(out),
@@ -60,8 +58,12 @@ def show_plan(
             for (prefix, rank), fact in (plan.facts or {}).items()
         ],
         "dtype": plan.target.layout.dtype,
-        "buffer_bytes": slot * slots,
-        "free_bytes": shutil.disk_usage(existing).free,
+        "buffer_bytes": cost.buffer_bytes,
+        "host_bytes": cost.host_bytes,
+        "device_bytes": cost.device_bytes,
+        "free_bytes": free_bytes,
+        "seconds": cost.seconds,
+        "bytes_per_s": round(cost.bytes_per_s),
         "warnings": list(plan.warnings),
     }
     if as_json:
@@ -80,10 +82,30 @@ def show_plan(
             ("of it experts", report.size(expert_bytes)),
             ("passes through", report.size(plan.nbytes - expert_bytes)),
             *_extra(plan),
-            ("buffers", report.size(slot * slots)),
-            ("free disk", report.size(shutil.disk_usage(existing).free)),
+            ("buffers", report.size(cost.buffer_bytes)),
+            ("peak memory", f"{report.size(cost.host_bytes)}, an estimate"),
+            *_device(cost),
+            ("free disk", f"{report.size(free_bytes)}; {report.size(plan.nbytes)} are needed"),
+            ("time", _time(cost)),
         ),
         to_stdout=True,
+    )
+
+
+def existing(out: Path) -> Path:
+    """Return the directory that a directory is made in, or itself where it is there."""
+    return next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
+
+
+def _device(cost: Estimate) -> Iterator[tuple[str, str]]:
+    if cost.device_bytes:
+        yield "GPU memory", f"at most {report.size(cost.device_bytes)}, an estimate"
+
+
+def _time(cost: Estimate) -> str:
+    return (
+        f"about {report.duration(cost.seconds)} at {report.size(cost.bytes_per_s)}/s: an estimate, "
+        f"from laying out one expert ({report.size(cost.sample_bytes)}) and trying the disk"
     )
 
 

@@ -89,7 +89,7 @@ def model_of(
         family=family.name,
         activation=activation(family, config),
         is_clamped=is_clamped(family, config),
-        routing=_routing(family, config, is_biased=any(name.endswith(_BIASES) for name in names)),
+        routing=_routing(family, config, is_biased=_is_biased(family, names)),
         kinds=tuple(kinds),
     )
 
@@ -103,6 +103,10 @@ def kind_of(stack: Stack) -> Kind:
 def kinds_of(stacks: Iterable[Stack]) -> tuple[Kind, ...]:
     """Return the sorts of experts that layers have, each once."""
     return tuple(dict.fromkeys(kind_of(stack) for stack in stacks))
+
+
+def _is_biased(family: Family, names: Iterable[str]) -> bool:
+    return family.routing.biased or any(name.endswith(_BIASES) for name in names)
 
 
 def _routing(family: Family, config: Mapping[str, Json], *, is_biased: bool) -> str:

@@ -12,7 +12,7 @@ from moeconv.cli import app
 from moeconv.errors import MoeconvError
 from tests import runs
 
-VERBS = ("trtllm", "verify", "rank")
+VERBS = ("trtllm", "marlin-fp4", "verify", "rank")
 runner = CliRunner()
 
 
@@ -21,6 +21,13 @@ def test_help_has_an_example_and_the_exit_codes(verb):
     shown = " ".join(runner.invoke(app, [verb, "--help"], env={"COLUMNS": "200"}).output.split())
     assert f"Example: moeconv {verb} " in shown
     assert "Exit codes: 0 done, 2 usage, 3 source" in shown
+
+
+@pytest.mark.parametrize("verb", ["inspect", "list", "explain"])
+def test_help_of_verbs_that_only_look(verb):
+    shown = " ".join(runner.invoke(app, [verb, "--help"], env={"COLUMNS": "200"}).output.split())
+    assert f"Example: moeconv {verb} " in shown
+    assert "Exit codes: 0 " in shown
 
 
 def test_help_names_every_verb():

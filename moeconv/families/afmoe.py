@@ -15,5 +15,6 @@ AFMOE: Final = Family(
         scoring_keys=("score_func",),
         renormalise_keys=("route_norm",),
         renormalise_default=True,
+        biased=True,
     ),
 )

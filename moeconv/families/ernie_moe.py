@@ -13,5 +13,5 @@ ERNIE_MOE: Final = Family(
         first="moe_layer_start_index", last="moe_layer_end_index", step="moe_layer_interval"
     ),
     experts=("moe_num_experts",),
-    routing=Routing(renormalise=True),
+    routing=Routing(renormalise=True, biased=True),
 )

@@ -10,7 +10,7 @@ ERNIE_VL_MOE: Final = Family(
     name="ernie-vl-moe",
     model_types=("ernie4_5_vl_moe", "ernie4_5_vl_moe_text", "ernie4_5_moe_vl"),
     experts=("moe_num_experts",),
-    routing=Routing(renormalise=True),
+    routing=Routing(renormalise=True, biased=True),
     refusal=(
         "each layer numbers its text experts and its vision experts in one row, though the two "
         "differ in size, and moeconv writes one stack of equal experts a layer"

@@ -10,5 +10,5 @@ EXAONE_MOE: Final = Family(
     name="exaone-moe",
     model_types=("exaone_moe",),
     layers=LayerRule(first="first_k_dense_replace"),
-    routing=Routing("sigmoid", scoring_keys=("scoring_func",)),
+    routing=Routing("sigmoid", scoring_keys=("scoring_func",), biased=True),
 )

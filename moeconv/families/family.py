@@ -128,6 +128,9 @@ class Routing:
         `None` where it does say.
     renormalise_keys, renormalise_default
         Config keys that say so, and what holds where none does; `None`: unknown.
+    biased
+        Whether the router always adds a bias to what it chooses by; where it need not, the names
+        of the tensors tell.
     custom
         A routing of the family's own, in a few words.
     """
@@ -137,6 +140,7 @@ class Routing:
     renormalise: bool | None = None
     renormalise_keys: tuple[str, ...] = ("norm_topk_prob",)
     renormalise_default: bool | None = None
+    biased: bool = False
     custom: str | None = None
 
 

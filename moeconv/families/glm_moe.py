@@ -18,5 +18,5 @@ GLM_MOE: Final = Family(
         "glm5_next_text",
     ),
     layers=LayerRule(first="first_k_dense_replace"),
-    routing=Routing("sigmoid", scoring_keys=("scoring_func",)),
+    routing=Routing("sigmoid", scoring_keys=("scoring_func",), biased=True),
 )

@@ -10,5 +10,7 @@ HY_V3: Final = Family(
     name="hy-v3",
     model_types=("hy_v3",),
     layers=LayerRule(first="first_k_dense_replace"),
-    routing=Routing("sigmoid", renormalise_keys=("route_norm",), renormalise_default=True),
+    routing=Routing(
+        "sigmoid", renormalise_keys=("route_norm",), renormalise_default=True, biased=True
+    ),
 )

@@ -17,5 +17,5 @@ LONGCAT_FLASH: Final = Family(
     experts=("n_routed_experts",),
     intermediate=("expert_ffn_hidden_size",),
     surplus="zero_expert_num",
-    routing=Routing(renormalise=False),
+    routing=Routing(renormalise=False, biased=True),
 )

@@ -27,6 +27,6 @@ NEMOTRON_H: Final = Family(
     experts=("n_routed_experts",),
     hidden=("moe_latent_size", "hidden_size"),
     activation=Activation(keys=("mlp_hidden_act",), default="relu2"),
-    routing=Routing("sigmoid"),
+    routing=Routing("sigmoid", biased=True),
     gated=False,
 )

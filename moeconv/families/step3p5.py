@@ -23,5 +23,6 @@ STEP3P5: Final = Family(
         scoring_keys=("moe_router_activation",),
         renormalise_keys=("norm_expert_weight",),
         renormalise_default=True,
+        biased=True,
     ),
 )

@@ -161,16 +161,35 @@ class OutputDirectory:
         """Return whether a directory is sealed, by this very plan."""
         return (root / MANIFEST_NAME).exists() and read_manifest(root).plan_id == plan_id
 
+    @staticmethod
+    def check(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
+        """Refuse what making it for this plan would refuse, without writing anything.
+
+        Raises
+        ------
+        OutputError
+            It is not empty and not moeconv's, or holds another plan.
+        """
+        _check_plan(root, plan_id, identity)
+        if not (root / MANIFEST_NAME).exists():
+            _check_ours(root)
+            if (root / WORK_FOLDER / "plan.json").exists():
+                _check_begun(root, plan_id, identity)
+
     def _join(self, identity: Mapping[str, str]) -> None:
         path = self._work / "plan.json"
         mine = {"id": self._plan_id, **identity}
         if not path.exists():
             self._write(path, encode(mine))
             return
-        theirs = decode(path.read_bytes(), dict[str, str], f"{WORK_FOLDER}/plan.json")
-        if theirs.get("id") == self._plan_id:
-            return
-        message = f"`{self.root}` holds another plan, which differs in "
+        _check_begun(self.root, self._plan_id, identity)
+
+
+def _check_begun(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
+    data = (root / WORK_FOLDER / "plan.json").read_bytes()
+    theirs = decode(data, dict[str, str], f"{WORK_FOLDER}/plan.json")
+    if theirs.get("id") != plan_id:
+        message = f"`{root}` holds another plan, which differs in "
         message += _differences(theirs, identity)
         hint = "give another `--out`, the options it was begun with, or `--overwrite`"
         raise OutputError(message, hint=hint)

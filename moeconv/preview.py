@@ -1,0 +1,144 @@
+"""What would a conversion do, and what stands against it? All of it at once; nothing is written."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from moeconv import report
+from moeconv.acceptance import check_engines
+from moeconv.checkpoint.index import open_checkpoint
+from moeconv.checkpoint.reader import Reader
+from moeconv.errors import MoeconvError, OutputError
+from moeconv.estimate import estimate
+from moeconv.experts import look_for_experts
+from moeconv.fitting import fit
+from moeconv.inspection import findings
+from moeconv.kernels import pick
+from moeconv.layouts.fingerprint import fingerprint
+from moeconv.output.directory import OutputDirectory
+from moeconv.pipeline import slot_sizes
+from moeconv.plan import Plan, Target, plan_for
+from moeconv.recognition import pick_family
+from moeconv.summary import existing, show_plan
+from moeconv.survey import check_share, survey, surveyed_bytes, total
+from moeconv.target import Wish, choose_layout, out_name
+from moeconv.traits import kinds_of, model_of
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Checkpoint
+    from moeconv.commands import Options
+    from moeconv.layouts.layout import Layout
+    from moeconv.layouts.verbs import Kernels
+
+
+def preview(options: Options, wish: Wish) -> None:
+    """Show the plan, or all that a conversion would refuse, with its exit code."""
+    # Torch is slow to import and the bytes are the same, so `auto` is the CPU here.
+    kernels = pick("cpu" if options.device == "auto" else options.device)
+    checkpoint = open_checkpoint(options.source)
+    family = pick_family(checkpoint, options.family)
+    experts, found = look_for_experts(checkpoint, family)
+    problems = list(found)
+    layout = None
+    if experts.stacks:
+        with _noting(problems):
+            layout = choose_layout(wish, experts.stacks, checkpoint.config)
+    if layout:
+        problems += fit(experts.stacks, layout, options.tp).problems
+        with _noting(problems):
+            kinds = kinds_of(experts.stacks)
+            model = model_of(family, checkpoint.config, kinds, checkpoint.tensors)
+            for warning in (*checkpoint.warnings, *check_engines(layout, model)):
+                report.warn(warning)
+    if layout and not problems:
+        with _noting(problems):
+            target = target_of(options, wish, layout, kernels)
+            plan = plan_for(checkpoint, family, experts, target)
+            out = options.out or Path(out_name(checkpoint.name, layout, options.tp))
+            problems += _obstacles(plan, out, options)
+            plan = surveyed(plan, checkpoint, options.max_lost_share)
+            if not problems:
+                with Reader(checkpoint.root) as reader:
+                    cost = estimate(plan, reader, kernels, options.limits, existing(out))
+                show_plan(plan, checkpoint, out, cost, as_json=options.as_json)
+    if problems:
+        _refuse(problems, as_json=options.as_json)
+
+
+def target_of(options: Options, wish: Wish, layout: Layout, kernels: Kernels) -> Target:
+    """Return all that decides the bytes, by what the person asked for."""
+    return Target(
+        layout,
+        fingerprint(layout, kernels),
+        options.tp,
+        options.max_shard_bytes,
+        None if options.layers is None else (options.layers[0], options.layers[-1]),
+        wish.reconciles,
+    )
+
+
+def surveyed(plan: Plan, checkpoint: Checkpoint, max_lost_share: float) -> Plan:
+    """Survey the scales, where the layout asks for it; warn of what it will not keep.
+
+    Raises
+    ------
+    UnsupportedError
+        A layer would lose more of its scales than the share that may be lost.
+    """
+    with report.progress() as bar, Reader(checkpoint.root) as reader:
+        task = bar.add_task("surveying scales", total=surveyed_bytes(plan))
+        for event in survey(plan, reader):
+            if isinstance(event, Plan):
+                plan = event
+            else:
+                bar.advance(task, event.nbytes)
+    known = plan.facts or {}
+    check_share(known, max_lost_share)
+    totals = total(known)
+    if totals.differing and not totals.reconciled:
+        report.warn(
+            f"{totals.differing} experts have different global scales for gate and up; gate's is "
+            "used for both, as the engine does (`--reconcile-scales` folds the larger one in)"
+        )
+    return plan
+
+
+def _obstacles(plan: Plan, out: Path, options: Options) -> list[MoeconvError]:
+    """Return what this machine has against a plan: memory, the output directory, disk space."""
+    problems: list[MoeconvError] = []
+    with _noting(problems):
+        slot_sizes(plan.jobs, options.limits)
+    if not options.overwrite:
+        with _noting(problems):
+            OutputDirectory.check(out, plan.id, plan.identity)
+    needed = sum(job.nbytes for job in plan.jobs if not (out / job.file).exists())
+    free = shutil.disk_usage(existing(out)).free
+    if free < needed:
+        message = f"`{out}` has {report.size(free)} free, but {report.size(needed)} are needed"
+        hint = "make space, or give an `--out` on another disk"
+        problems.append(OutputError(message, hint=hint))
+    return problems
+
+
+def _refuse(problems: list[MoeconvError], *, as_json: bool) -> NoReturn:
+    found = findings(problems)
+    if as_json:
+        report.emit({"event": "refused", "findings": [asdict(finding) for finding in found]})
+    for finding in found:
+        report.finding(finding.message, finding.hint, finding.more)
+    sys.exit(found[0].code)
+
+
+@contextmanager
+def _noting(problems: list[MoeconvError]) -> Iterator[None]:
+    """Note what is refused, and go on behind the block."""
+    try:
+        yield
+    except MoeconvError as problem:
+        problems.append(problem)
