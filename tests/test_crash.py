@@ -213,7 +213,9 @@ def renamed(messages: str) -> list[str]:
 def test_two_processes_share_the_work(tiny, expected, tmp_path):
     out = tmp_path / "out"
     args = ("trtllm", tiny, "--out", out, "--max-shard-size", "30000", "--workers", "1")
-    both = [runs.start("slow", 0.05, *args) for _ in range(2)]
+    both = [runs.start("slow", 0.3, *args)]
+    wait_for(lambda: list(out.glob(".moeconv/tmp/*")))
+    both.append(runs.start("slow", 0.01, *args))  # in time, also on a busy machine
     messages = [process.communicate(timeout=60)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], messages
     assert runs.tree(out) == runs.tree(expected)
