@@ -21,6 +21,7 @@ from typing import Any, Final, get_args, get_type_hints
 import msgspec
 from drawings import DRAWINGS
 
+import moeconv
 from moeconv.acceptance import ROWS, answers
 from moeconv.families import FAMILIES
 from moeconv.families.family import Family
@@ -31,7 +32,11 @@ from moeconv.output.manifest import FORMAT, MANIFEST_NAME, Manifest
 from moeconv.schemes import SCHEMES
 from moeconv.traits import Kind, model_of
 
-DOCS: Final = Path(__file__).parent
+DOCS: Final = Path(__file__).resolve().parent
+if DOCS.parent not in Path(moeconv.__file__).resolve().parents:
+    sys.exit(
+        f"moeconv is installed from {moeconv.__file__}, not from this checkout: install it first"
+    )
 NOTE: Final = "<!-- Made by docs/generate.py; edit the code it describes, not this page. -->\n"
 
 MANIFEST_TEXT: Final = f"""\

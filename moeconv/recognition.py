@@ -83,7 +83,10 @@ def _family_hint(checkpoint: Checkpoint) -> str:
     names = ", ".join([family.name for family in read.experts] or refused)
     if not names:
         known = ", ".join(family.name for family in FAMILIES)
-        return f"nor are its experts named as one of them names its own: {known}"
+        return (
+            f"nor are its experts named as one of them names its own: {known}; "
+            "docs/how-to/add-a-family.md says how to add one"
+        )
     if not read.experts:
         return f"its experts are named as in {names}, but {next(iter(refused.values()))}"
     if len(read.experts) == 1:

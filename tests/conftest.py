@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ from tests.sources import Tiny, write_tiny
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels
+
+# A console keeps the width that it finds when it is made.
+os.environ.pop("COLUMNS", None)
 
 # Examples are cheap here, but a busy machine is slow now and then.
 settings.register_profile("moeconv", deadline=None, max_examples=60)
