@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from moeconv.kernels import pick
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord, read_manifest
 from moeconv.pipeline import Limits, Moved, slot_sizes
-from moeconv.plan import Plan, plan_for
+from moeconv.plan import Plan, facts_entries, known_facts, plan_for
 from moeconv.preview import preview, surveyed, target_of
 from moeconv.recognition import pick_family
 from moeconv.serving import open_converted
@@ -80,11 +80,15 @@ def run_convert(options: Options, wish: Wish) -> None:
         if options.as_json:
             report.emit({"event": "done", "out": str(out), "plan_id": plan.id})
         return
-    plan = surveyed(plan, checkpoint, options.max_lost_share)
-    directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
-    _check_space(out, plan, directory)
     started_s = time.monotonic()
     try:
+        kept = OutputDirectory.kept_facts(out, plan.id)
+        if kept is not None:
+            plan = replace(plan, facts=known_facts(kept))
+        plan = surveyed(plan, checkpoint, options.max_lost_share)
+        directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
+        directory.keep_facts(facts_entries(plan.facts or {}))
+        _check_space(out, plan, directory)
         manifest = _drive(plan, checkpoint, directory, kernels, options)
     except KeyboardInterrupt:
         report.note("interrupted; run the same command again to go on from here")

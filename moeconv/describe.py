@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +12,6 @@ from moeconv.modelconfig import model_types
 from moeconv.output.manifest import (
     FORMAT,
     EngineEntry,
-    FactsEntry,
     FileEntry,
     LayoutEntry,
     Manifest,
@@ -25,7 +23,7 @@ from moeconv.output.manifest import (
     TensorEntry,
     WeightEntry,
 )
-from moeconv.plan import Plan
+from moeconv.plan import Plan, facts_entries
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
@@ -72,7 +70,7 @@ def describe(
         ),
         tools={name: _version(name) for name in _TOOLS},
         stacks=_stacks(plan),
-        facts=_facts(plan),
+        facts=facts_entries(plan.facts or {}),
         left_out=dict(plan.left_out),
         tensors=tensors,
         weights=weights,
@@ -98,13 +96,6 @@ def _stacks(plan: Plan) -> tuple[StackEntry, ...]:
             else (plan.target.tp,),
         )
         for stack in plan.stacks
-    )
-
-
-def _facts(plan: Plan) -> tuple[FactsEntry, ...]:
-    return tuple(
-        FactsEntry(prefix, rank, **asdict(facts))
-        for (prefix, rank), facts in (plan.facts or {}).items()
     )
 
 

@@ -15,16 +15,15 @@ from moeconv.errors import UnsupportedError, VerifyError
 from moeconv.jobs import Converted, Passthrough
 from moeconv.kernels.scalars import source_scale
 from moeconv.layouts import find_layout
-from moeconv.layouts.layout import Facts
 from moeconv.layouts.verbs import GlobalScale, is_lossless
 from moeconv.pipeline import CHUNK_BYTES, Limits, Moved, read_matrix, slot_sizes
-from moeconv.plan import Target, make_plan
+from moeconv.plan import Target, known_facts, make_plan
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels, Verb
     from moeconv.output.files import Files
     from moeconv.output.manifest import Manifest
-    from moeconv.plan import Plan
+    from moeconv.plan import Known, Plan
     from moeconv.tensors import Bytes
 
 _NO_LIMIT = Limits(workers=1, max_host_bytes=1 << 62)
@@ -124,23 +123,13 @@ class _Check:
         yield Moved(stored.size)
 
 
-def _facts(manifest: Manifest) -> dict[tuple[str, int | None], Facts]:
+def _facts(manifest: Manifest) -> Known:
     experts = {stack.prefix: stack.experts for stack in manifest.stacks}
     for entry in manifest.facts:
         if len(entry.ratios) not in {0, experts.get(entry.prefix)}:
             message = f"the manifest holds {len(entry.ratios)} scale ratios of `{entry.prefix}`"
             raise VerifyError(message, hint="the manifest was changed; convert again")
-    return {
-        (entry.prefix, entry.rank): Facts(
-            entry.factors,
-            entry.scales,
-            entry.flushed,
-            entry.negative,
-            entry.differing,
-            entry.ratios,
-        )
-        for entry in manifest.facts
-    }
+    return known_facts(manifest.facts)
 
 
 def target_of(manifest: Manifest) -> Target:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from moeconv.checkpoint.types import Checkpoint, TensorRef
@@ -18,6 +18,7 @@ from moeconv.fitting import fit
 from moeconv.jobs import Converted, Job, Passthrough
 from moeconv.layouts.layout import Facts, Layout, Slice
 from moeconv.layouts.verbs import Verb
+from moeconv.output.manifest import FactsEntry
 from moeconv.recognition import pick_family
 from moeconv.stacks import Experts, Stack
 
@@ -104,6 +105,28 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes of tensor data in all shards."""
         return sum(job.nbytes for job in self.jobs)
+
+
+def facts_entries(known: Known) -> tuple[FactsEntry, ...]:
+    """Return what a survey found, as manifests keep it."""
+    return tuple(
+        FactsEntry(prefix, rank, **asdict(facts)) for (prefix, rank), facts in known.items()
+    )
+
+
+def known_facts(entries: Iterable[FactsEntry]) -> Known:
+    """Return what a survey found, from what a manifest kept."""
+    return {
+        (entry.prefix, entry.rank): Facts(
+            entry.factors,
+            entry.scales,
+            entry.flushed,
+            entry.negative,
+            entry.differing,
+            entry.ratios,
+        )
+        for entry in entries
+    }
 
 
 def make_plan(checkpoint: Checkpoint, target: Target, family_name: str | None = None) -> Plan:

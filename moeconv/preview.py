@@ -91,13 +91,14 @@ def surveyed(plan: Plan, checkpoint: Checkpoint, max_lost_share: float) -> Plan:
     UnsupportedError
         A layer would lose more of its scales than the share that may be lost.
     """
-    with report.progress() as bar, Reader(checkpoint.root) as reader:
-        task = bar.add_task("surveying scales", total=surveyed_bytes(plan))
-        for event in survey(plan, reader):
-            if isinstance(event, Plan):
-                plan = event
-            else:
-                bar.advance(task, event.nbytes)
+    if plan.facts is None:
+        with report.progress() as bar, Reader(checkpoint.root) as reader:
+            task = bar.add_task("surveying scales", total=surveyed_bytes(plan))
+            for event in survey(plan, reader):
+                if isinstance(event, Plan):
+                    plan = event
+                else:
+                    bar.advance(task, event.nbytes)
     known = plan.facts or {}
     check_share(known, max_lost_share)
     totals = total(known)

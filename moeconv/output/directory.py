@@ -1,6 +1,7 @@
 """The output directory while it grows: who may write there, what is done, when it is whole.
 
     OUT/.moeconv/plan.json      the plan's id and what it is made of
+    OUT/.moeconv/facts.json     what the survey of the scales found, where there is one
     OUT/.moeconv/records/N.json what job N wrote; its shard is durable before this is
     OUT/.moeconv/locks/N        held while job N runs; the system frees it with its process
     OUT/.moeconv/tmp/           shards that are not whole yet
@@ -23,7 +24,9 @@ import filelock
 from moeconv.errors import OutputError
 from moeconv.output.manifest import (
     MANIFEST_NAME,
+    FactsEntry,
     FileEntry,
+    KeptFacts,
     Manifest,
     ShardRecord,
     decode,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 WORK_FOLDER: Final = ".moeconv"
 SHARD_FOLDERS: Final = ("experts", "weights")
 _READABLE_CHARS: Final = 40
+_FACTS: Final = "facts.json"
 
 
 class OutputDirectory:
@@ -103,6 +107,20 @@ class OutputDirectory:
         path = self.root / file
         is_whole = record.file == file and path.is_file() and path.stat().st_size == record.size
         return record if is_whole else None
+
+    def keep_facts(self, facts: tuple[FactsEntry, ...]) -> None:
+        """Note what a survey found, for the next process of this plan."""
+        self._write(self._work / _FACTS, encode(KeptFacts(self._plan_id, facts)))
+
+    @staticmethod
+    def kept_facts(root: Path, plan_id: str) -> tuple[FactsEntry, ...] | None:
+        """Return what a survey found in an earlier run of a plan, if it is there."""
+        try:
+            data = (root / WORK_FOLDER / _FACTS).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        kept = decode(data, KeptFacts, f"{WORK_FOLDER}/{_FACTS}")
+        return kept.facts if kept.plan_id == plan_id else None
 
     def add_record(self, number: int, record: ShardRecord) -> None:
         """Note that a job is done; its shard must be durable by now."""

@@ -247,6 +247,14 @@ class ShardRecord:
     sources: tuple[SourceDigest, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class KeptFacts:
+    """What a survey found for a plan: kept in `.moeconv/`, so that resuming does not repeat it."""
+
+    plan_id: str
+    facts: tuple[FactsEntry, ...]
+
+
 _T = TypeVar("_T")
 
 

@@ -435,3 +435,22 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     assert read_manifest(out).run.jobs_resumed > 0
     first, second = (json.loads((root / "moeconv.json").read_bytes()) for root in (out, expected))
     assert first["facts"] == second["facts"]
+
+
+def test_a_resumed_run_does_not_survey_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = Model("modelopt", experts=8).write(tmp_path / "source")
+    options = ("--device", "cpu", "--max-shard-size", "150kB")
+    expected = convert(source, tmp_path / "whole", "--max-shard-size", "150kB")
+    out = tmp_path / "out"
+    code, _, _ = runs.driven("kill", 40, "marlin-fp4", source, "--out", out, *options)
+    assert code == -9
+
+    def again(*args: object) -> None:
+        message = "the scales were read again"
+        raise AssertionError(message)
+
+    monkeypatch.setattr("moeconv.preview.survey", again)
+    runs.invoke("marlin-fp4", source, "--out", out, *options)
+    assert runs.shards(out) == runs.shards(expected)
+    first, second = (json.loads((root / "moeconv.json").read_bytes()) for root in (out, expected))
+    assert first["facts"] == second["facts"]
