@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from enum import StrEnum
@@ -36,7 +37,7 @@ _BINARY: Final = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 def _size(text: str) -> int:
     """Parse `5GB`, `1GiB` or `4096`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?i?)b?", text.strip().lower())
     unit = {**_UNITS, **_BINARY}.get(match.group(2)) if match else None
     if match is None or unit is None:
         message = f"{text!r} is no size; write it as 5GB, 512MiB or a number of bytes"
@@ -365,6 +366,9 @@ def rank(
 
 def main() -> None:
     """Run the command line; the one place where an error becomes an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × or → shows ? for it
     try:
         app()
     except MoeconvError as problem:

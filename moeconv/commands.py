@@ -27,7 +27,7 @@ from moeconv.summary import Finished, show_result
 from moeconv.survey import DEFAULT_LOST_SHARE
 from moeconv.target import Wish, choose_layout, out_name
 from moeconv.traits import kinds_of, model_of
-from moeconv.verify import Verified, bytes_to_move, verify
+from moeconv.verify import Verified, bytes_to_move, check_files, verify
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
@@ -74,7 +74,8 @@ def run_convert(options: Options, wish: Wish) -> None:
     model = model_of(family, checkpoint.config, kinds_of(plan.stacks), checkpoint.tensors)
     for warning in (*plan.warnings, *check_engines(layout, model)):
         report.warn(warning)
-    if OutputDirectory.is_finished(out, plan.id):
+    if OutputDirectory.is_finished(out, plan.id) and not options.overwrite:
+        check_files(out, read_manifest(out))
         OutputDirectory(out, plan.id, plan.identity)  # tidies up what a crash may have left
         report.good(f"`{out}` is already converted with these options; nothing to do")
         if options.as_json:

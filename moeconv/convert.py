@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from moeconv.checkpoint.reader import Reader
 from moeconv.describe import describe
+from moeconv.errors import UnsupportedError
 from moeconv.estimate import peak_rss_bytes
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, RunEntry, ShardRecord
@@ -70,11 +71,25 @@ def convert(
     OutputError
         The directory cannot be written.
     """
-    run = _Run(kernels.device, limits.workers)
-    records: dict[int, ShardRecord] = {}
     if plan.facts is None:
         with Reader(checkpoint.root) as reader:
             plan = next(event for event in survey(plan, reader) if not isinstance(event, Moved))
+    with directory.present():
+        yield from _convert(plan, checkpoint, directory, kernels, limits)
+        directory.clean()
+    yield directory.manifest()
+
+
+def _convert(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    directory: OutputDirectory,
+    kernels: Kernels,
+    limits: Limits,
+) -> Iterator[Moved | ShardRecord]:
+    """Do every job that is left, then seal."""
+    run = _Run(kernels.device, limits.workers)
+    records: dict[int, ShardRecord] = {}
     with (
         Reader(checkpoint.root) as reader,
         Pipeline(reader, kernels, plan, limits) as pipeline,
@@ -97,8 +112,6 @@ def convert(
             side = [directory.file_entry(name) for name in checkpoint.side_files]
             shards = [records[number] for number in range(len(plan.jobs))]
             directory.seal(describe(plan, checkpoint, shards, side, run.entry()))
-    directory.clean()
-    yield directory.manifest()
 
 
 def _do(
@@ -124,6 +137,9 @@ def _do(
 
 def _own_share_first(count: int) -> list[int]:
     """Return job numbers, starting where this process's share of them starts (torchrun's names)."""
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    start = count * rank // max(size, 1)
+    said = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (said[0].isdecimal() and said[1].isdecimal() and int(said[0]) < int(said[1])):
+        message = f"`RANK`={said[0]!r} of `WORLD_SIZE`={said[1]!r} is no rank"
+        raise UnsupportedError(message, hint="unset both, or let torchrun set them")
+    start = count * int(said[0]) // int(said[1])
     return [*range(start, count), *range(start)]

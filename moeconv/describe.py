@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
-from moeconv.fitting import served_tp
 from moeconv.jobs import Converted
 from moeconv.modelconfig import model_types
 from moeconv.output.manifest import (
@@ -19,11 +18,10 @@ from moeconv.output.manifest import (
     ShardRecord,
     SourceEntry,
     SourceFileEntry,
-    StackEntry,
     TensorEntry,
     WeightEntry,
 )
-from moeconv.plan import Plan, facts_entries
+from moeconv.plan import Plan, facts_entries, stack_entries
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
@@ -69,7 +67,7 @@ def describe(
             ),
         ),
         tools={name: _version(name) for name in _TOOLS},
-        stacks=_stacks(plan),
+        stacks=stack_entries(plan),
         facts=facts_entries(plan.facts or {}),
         left_out=dict(plan.left_out),
         tensors=tensors,
@@ -77,25 +75,6 @@ def describe(
         files=(*(FileEntry(shard.file, shard.size, shard.sha256) for shard in shards), *side_files),
         sources=tuple(digest for shard in shards for digest in shard.sources),
         run=run,
-    )
-
-
-def _stacks(plan: Plan) -> tuple[StackEntry, ...]:
-    return tuple(
-        StackEntry(
-            prefix=stack.prefix,
-            layer=stack.layer,
-            experts=stack.geometry.experts,
-            hidden=stack.geometry.hidden,
-            intermediate=stack.geometry.intermediate,
-            gated=stack.geometry.gated,
-            order=stack.geometry.order,
-            scheme=stack.scheme.name,
-            tp_sizes=served_tp(plan.target.layout, stack.geometry)
-            if plan.target.tp is None
-            else (plan.target.tp,),
-        )
-        for stack in plan.stacks
     )
 
 

@@ -16,8 +16,9 @@ from moeconv.jobs import Converted, Passthrough
 from moeconv.kernels.scalars import source_scale
 from moeconv.layouts import find_layout
 from moeconv.layouts.verbs import GlobalScale, is_lossless
+from moeconv.output.manifest import TensorEntry, WeightEntry
 from moeconv.pipeline import CHUNK_BYTES, Limits, Moved, read_matrix, slot_sizes
-from moeconv.plan import Target, known_facts, make_plan
+from moeconv.plan import Target, known_facts, make_plan, stack_entries
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels, Verb
@@ -166,23 +167,32 @@ def target_of(manifest: Manifest) -> Target:
 
 def _locations(manifest: Manifest, plan: Plan, source: Path) -> dict[str, tuple[str, int]]:
     """Return where each tensor of the plan is; the manifest must hold exactly these."""
-    held = {
-        entry.name: (entry.dtype, entry.shape, entry.file, entry.begin)
-        for entry in manifest.entries()
-    }
-    planned = {
-        tensor.name: (tensor.spec.dtype, tensor.spec.shape)
-        for job in plan.jobs
-        for tensor in job.tensors
-    }
-    odd = sorted(
-        name for name in {*held, *planned} if held.get(name, (None,))[:2] != planned.get(name)
-    )
+    if manifest.stacks != stack_entries(plan):
+        message = f"`{source}` is not what was converted: the manifest has other layers or sizes"
+        raise VerifyError(message, hint=f"it was made from `{manifest.source.name}`")
+    held = {entry.name: _said(entry) for entry in manifest.entries()}
+    planned = {tensor.name: _meant(tensor) for job in plan.jobs for tensor in job.tensors}
+    odd = sorted(name for name in {*held, *planned} if held.get(name) != planned.get(name))
     if odd:
         message = f"`{source}` is not what was converted: `{odd[0]}` differs"
         message += f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
         raise VerifyError(message, hint=f"it was made from `{manifest.source.name}`")
-    return {name: (file, begin) for name, (_, _, file, begin) in held.items()}
+    return {entry.name: (entry.file, entry.begin) for entry in manifest.entries()}
+
+
+def _said(entry: TensorEntry | WeightEntry) -> tuple[object, ...]:
+    if isinstance(entry, WeightEntry):
+        return entry.dtype, entry.shape
+    where = (entry.prefix, entry.param, entry.rank, entry.first, entry.last)
+    return entry.dtype, entry.shape, *where
+
+
+def _meant(tensor: Converted | Passthrough) -> tuple[object, ...]:
+    spec = (tensor.spec.dtype, tensor.spec.shape)
+    if isinstance(tensor, Passthrough):
+        return spec
+    first, last = tensor.experts[0], tensor.experts[-1]
+    return *spec, tensor.stack.prefix, tensor.output.param, tensor.rank, first, last
 
 
 def _compare_bytes(

@@ -19,6 +19,9 @@ _TEXT_PARTS: Final = ("text_config", "language_config", "llm_config", "thinker_c
 _SAME_ACTIVATION: Final = {"swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
+_MOST_LAYERS: Final = 100_000
+
+
 def text_configs(config: Mapping[str, Json]) -> list[Mapping[str, Json]]:
     """Return the text model's config, innermost first, and the whole one last."""
     for key in _TEXT_PARTS:
@@ -53,7 +56,11 @@ def layer_count(family: Family, config: Mapping[str, Json]) -> int:
     if count is None:
         message = f"`config.json` does not say `{family.layer_count[0]}`"
         raise SourceError(message, hint="every layer is checked against it; complete the config")
-    return _integer(key, count)
+    layers = _integer(key, count)
+    if layers > _MOST_LAYERS:
+        message = f"`config.json` sets `{key}` to {layers}, more than any model has"
+        raise SourceError(message)
+    return layers
 
 
 def moe_layers(family: Family, config: Mapping[str, Json]) -> frozenset[int]:

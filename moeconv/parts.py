@@ -52,7 +52,9 @@ def _refs(
         return None  # an optional part: `detect` saw to the others
     found = names[projection, suffix]
     stacked = is_stacked(storage, projection)
-    wanted: list[int | None] = [None] if stacked else list(range(experts))
+    # No further than what is there and one more, however many experts the config claims.
+    count = min(experts, len(found) + 1)
+    wanted: list[int | None] = [None] if stacked else list(range(count))
     missing = [expert for expert in wanted if expert not in found]
     if missing and row.optional:
         return None

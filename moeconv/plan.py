@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from moeconv.checkpoint.types import Checkpoint, TensorRef
 from moeconv.errors import UnsupportedError
 from moeconv.experts import find_experts
-from moeconv.fitting import fit
+from moeconv.fitting import fit, served_tp
 from moeconv.jobs import Converted, Job, Passthrough
 from moeconv.layouts.layout import Facts, Layout, Slice
 from moeconv.layouts.verbs import Verb
-from moeconv.output.manifest import FactsEntry
+from moeconv.output.manifest import FactsEntry, StackEntry
 from moeconv.recognition import pick_family
 from moeconv.stacks import Experts, Stack
 
@@ -105,6 +105,26 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes of tensor data in all shards."""
         return sum(job.nbytes for job in self.jobs)
+
+
+def stack_entries(plan: Plan) -> tuple[StackEntry, ...]:
+    """Return the sizes of each layer to convert, as manifests keep them."""
+    return tuple(
+        StackEntry(
+            prefix=stack.prefix,
+            layer=stack.layer,
+            experts=stack.geometry.experts,
+            hidden=stack.geometry.hidden,
+            intermediate=stack.geometry.intermediate,
+            gated=stack.geometry.gated,
+            order=stack.geometry.order,
+            scheme=stack.scheme.name,
+            tp_sizes=served_tp(plan.target.layout, stack.geometry)
+            if plan.target.tp is None
+            else (plan.target.tp,),
+        )
+        for stack in plan.stacks
+    )
 
 
 def facts_entries(known: Known) -> tuple[FactsEntry, ...]:

@@ -13,10 +13,12 @@ import numpy as np
 import xxhash
 
 from moeconv.checkpoint.header import read_header
+from moeconv.checkpoint.index import WEIGHT_SUFFIXES
 from moeconv.errors import SourceError, VerifyError
 from moeconv.inverse import compare_with_source
 from moeconv.output.files import Files
 from moeconv.output.manifest import MANIFEST_NAME, Manifest, TensorEntry, WeightEntry, read_manifest
+from moeconv.output.removal import WORK_FOLDER
 from moeconv.pipeline import CHUNK_BYTES, Moved
 
 if TYPE_CHECKING:
@@ -95,8 +97,14 @@ def verify(
     yield Verified(len(manifest.files), count, digests, sources, lost)
 
 
-def _check_structure(root: Path, manifest: Manifest) -> None:
-    """Compare files, sizes and headers with the manifest, without reading data."""
+def check_files(root: Path, manifest: Manifest) -> None:
+    """Compare files and their sizes with the manifest.
+
+    Raises
+    ------
+    VerifyError
+        A file is missing, or of another size.
+    """
     problems = []
     for entry in manifest.files:
         path = root / entry.path
@@ -105,6 +113,17 @@ def _check_structure(root: Path, manifest: Manifest) -> None:
         elif path.stat().st_size != entry.size:
             size = path.stat().st_size
             problems.append(f"`{entry.path}` has {size} bytes, expected {entry.size}")
+    _fail(problems)
+
+
+def _check_structure(root: Path, manifest: Manifest) -> None:
+    """Compare files, sizes and headers with the manifest, without reading data."""
+    check_files(root, manifest)
+    problems = [
+        f"`{entry.name}` has {len(entry.xxh3)} digests for experts {entry.first} to {entry.last}"
+        for entry in manifest.tensors
+        if len(entry.xxh3) != entry.last - entry.first + 1
+    ]
     _fail(problems)
     for file, entries in _by_file(manifest).items():
         try:
@@ -118,9 +137,10 @@ def _check_structure(root: Path, manifest: Manifest) -> None:
         odd = sorted({name for name, *_ in found ^ said})
         problems += [f"`{name}` in `{file}` is not as `{MANIFEST_NAME}` says" for name in odd]
     known = {entry.path for entry in manifest.files}
-    for path in sorted(root.rglob("*.safetensors")):
+    for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
-        if name not in known and not name.startswith(".moeconv"):
+        is_weight = path.name.removesuffix(".index.json").endswith(WEIGHT_SUFFIXES)
+        if is_weight and name not in known and path.parts[len(root.parts)] != WORK_FOLDER:
             problems.append(f"`{name}` is not in `{MANIFEST_NAME}`")
     _fail(problems)
 
@@ -128,7 +148,7 @@ def _check_structure(root: Path, manifest: Manifest) -> None:
 def _fail(problems: list[str]) -> None:
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        hint = "copy the directory again, or convert again"
+        hint = "copy the directory again, or convert again with `--overwrite`"
         raise VerifyError(problems[0] + more, hint=hint)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ from tests.sources import Tiny, write_tiny
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels
 
-# A console keeps the width that it finds when it is made.
+# A console keeps the width that it finds when it is made: make it here, where none is set.
 os.environ.pop("COLUMNS", None)
+import_module("moeconv.report")
 
 # Examples are cheap here, but a busy machine is slow now and then.
 settings.register_profile("moeconv", deadline=None, max_examples=60)

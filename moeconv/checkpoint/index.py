@@ -29,6 +29,7 @@ WEIGHT_SUFFIXES: Final = (
 )
 """Files that hold weights; none is carried over as a side file."""
 
+_RESERVED: Final = ("experts", "weights", "restore", MANIFEST_NAME)
 _CHUNK_BYTES: Final = 1 << 24
 
 
@@ -219,14 +220,44 @@ def _is_output(folder: Path) -> bool:
 
 
 def _side_files(root: Path) -> Iterator[str]:
+    """Yield what a converted directory keeps beside weights; refuse what cannot be kept."""
+    seen = {root.resolve()}
     for folder, folders, names in os.walk(root, followlinks=True):
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".") and not _is_output(Path(folder) / name)
-        )
+        kept = []
+        for name in sorted(folders):
+            path = Path(folder) / name
+            if name.startswith(".") or _is_output(path) or path.resolve() in seen:
+                continue
+            seen.add(path.resolve())  # a link to a folder above would never end
+            kept.append(name)
+        folders[:] = kept
         for name in names:
             is_weight = name.endswith(WEIGHT_SUFFIXES)
             is_index = name.removesuffix(".index.json").endswith(WEIGHT_SUFFIXES)
             if not (is_weight or is_index or name.startswith(".")):
-                yield str((Path(folder) / name).relative_to(root))
+                path = Path(folder) / name
+                _check_side_file(path, str(path.relative_to(root)))
+                yield str(path.relative_to(root))
+
+
+def _check_side_file(path: Path, name: str) -> None:
+    problem = None
+    if not name.isprintable() or not _is_text(name):
+        problem = "has a name that is no printable text"
+    elif Path(name).parts[0] in _RESERVED:
+        problem = "would lie where converted files go"
+    elif not path.is_file():
+        problem = "is no regular file"
+    elif not os.access(path, os.R_OK):
+        problem = "cannot be read"
+    if problem:
+        message = f"the side file `{ascii(name)[1:-1]}` of the checkpoint {problem}"
+        raise SourceError(message, hint="every file but weights is kept; move this one away")
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import filelock
 
-from moeconv.errors import OutputError
+from moeconv.errors import OutputError, VerifyError
 from moeconv.output.manifest import (
     MANIFEST_NAME,
     FactsEntry,
@@ -33,13 +34,12 @@ from moeconv.output.manifest import (
     encode,
     read_manifest,
 )
-from moeconv.output.shard import sync_folder, write_file, writing
+from moeconv.output.removal import WORK_FOLDER, remove
+from moeconv.output.shard import write_file, writing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WORK_FOLDER: Final = ".moeconv"
-SHARD_FOLDERS: Final = ("experts", "weights")
 _READABLE_CHARS: Final = 40
 _FACTS: Final = "facts.json"
 
@@ -69,7 +69,7 @@ class OutputDirectory:
         self._plan_id = plan_id
         self._work = root / WORK_FOLDER
         if overwrite:
-            _remove(root)
+            remove(root, identity.get("side files", "").splitlines())
         _check_plan(root, plan_id, identity)
         self.finished = (root / MANIFEST_NAME).exists()
         if self.finished:
@@ -78,6 +78,12 @@ class OutputDirectory:
         _check_ours(root)
         with writing(root), self._lock("plan"):
             self._join(identity)
+
+    @contextlib.contextmanager
+    def present(self) -> Iterator[None]:
+        """Show that this run lives, between two jobs as well, so that `--overwrite` keeps off."""
+        with self._lock(f"run.{os.getpid()}.{id(self)}"):
+            yield
 
     def temporary(self, number: int) -> Path:
         """Return where the shard of a job grows."""
@@ -93,6 +99,7 @@ class OutputDirectory:
             yield False  # another process holds it, or has just tidied up after sealing
             return
         try:
+            self._check_still_ours()
             yield True
         finally:
             lock.release()
@@ -103,7 +110,10 @@ class OutputDirectory:
             data = (self._work / "records" / f"{number}.json").read_bytes()
         except FileNotFoundError:
             return None
-        record = decode(data, ShardRecord, f"{WORK_FOLDER}/records/{number}.json")
+        try:
+            record = decode(data, ShardRecord, f"{WORK_FOLDER}/records/{number}.json")
+        except VerifyError:
+            return None  # a broken note is no note; the job is done again
         path = self.root / file
         is_whole = record.file == file and path.is_file() and path.stat().st_size == record.size
         return record if is_whole else None
@@ -119,7 +129,10 @@ class OutputDirectory:
             data = (root / WORK_FOLDER / _FACTS).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        kept = decode(data, KeptFacts, f"{WORK_FOLDER}/{_FACTS}")
+        try:
+            kept = decode(data, KeptFacts, f"{WORK_FOLDER}/{_FACTS}")
+        except VerifyError:
+            return None
         return kept.facts if kept.plan_id == plan_id else None
 
     def add_record(self, number: int, record: ShardRecord) -> None:
@@ -194,6 +207,16 @@ class OutputDirectory:
             if (root / WORK_FOLDER / "plan.json").exists():
                 _check_begun(root, plan_id, identity)
 
+    def _check_still_ours(self) -> None:
+        """Refuse to go on where somebody emptied the directory, or gave it another plan."""
+        path = self._work / "plan.json"
+        if self.is_sealed() or (path.exists() and self._plan_id.encode() in path.read_bytes()):
+            return
+        if self.is_sealed():  # by another process of this plan, between the two looks
+            return
+        message = f"`{self.root}` was emptied, or given another plan, while this one ran"
+        raise OutputError(message, hint="run the command again, with another `--out`")
+
     def _join(self, identity: Mapping[str, str]) -> None:
         path = self._work / "plan.json"
         mine = {"id": self._plan_id, **identity}
@@ -243,51 +266,3 @@ def _check_ours(root: Path) -> None:
     if not (root / WORK_FOLDER).is_dir() and any(root.iterdir()):
         message = f"`{root}` is not empty and not a moeconv directory"
         raise OutputError(message, hint="give another `--out`; nothing there was touched")
-
-
-def _remove(root: Path) -> None:
-    """Empty a moeconv directory; a crash leaves it unfinished, never whole and never strange.
-
-    Only what moeconv wrote is removed: anything else in there, as the source itself, is refused.
-    """
-    if root.exists() and not root.is_dir():
-        message = f"`{root}` is not a directory"
-        raise OutputError(message, hint="give another `--out`")
-    if not root.exists() or not any(root.iterdir()):
-        return
-    if not (root / MANIFEST_NAME).exists() and not (root / WORK_FOLDER).is_dir():
-        message = f"`{root}` is not a moeconv directory, so `--overwrite` does not touch it"
-        raise OutputError(message, hint="give another `--out`")
-    foreign = sorted(_foreign(root))
-    if foreign:
-        message = f"`{root}` holds `{foreign[0]}`, which moeconv did not write"
-        raise OutputError(message, hint="move it away, or give another `--out`")
-    with writing(root):
-        (root / WORK_FOLDER).mkdir(exist_ok=True)
-        (root / MANIFEST_NAME).unlink(missing_ok=True)
-        sync_folder(root)
-        for path in sorted(root.iterdir(), key=lambda path: path.name == WORK_FOLDER):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-
-
-def _foreign(root: Path) -> Iterator[str]:
-    """Yield the files of a directory that no conversion wrote there."""
-    known = {MANIFEST_NAME}
-    plan: dict[str, str] = {}
-    if (root / MANIFEST_NAME).exists():
-        manifest = read_manifest(root)
-        known |= {entry.path for entry in manifest.files}
-        plan = manifest.plan
-    elif (root / WORK_FOLDER / "plan.json").exists():
-        name = f"{WORK_FOLDER}/plan.json"
-        plan = decode((root / name).read_bytes(), dict[str, str], name)
-    known |= set(plan.get("side files", "").splitlines())
-    for path in root.rglob("*"):
-        name = str(path.relative_to(root))
-        is_shard = path.parent.name in SHARD_FOLDERS and path.suffix == ".safetensors"
-        is_ours = name in known or path.parts[len(root.parts)] == WORK_FOLDER or is_shard
-        if not is_ours and (path.is_symlink() or not path.is_dir()):
-            yield name

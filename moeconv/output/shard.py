@@ -204,7 +204,7 @@ def write_file(path: Path, data: bytes, staging: Path) -> None:
 
     It grows in the folder `staging`, on the same file system.
     """
-    temporary = staging / f"{path.name}.{os.getpid()}"
+    temporary = staging / f"{os.getpid()}.part"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         staging.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -238,3 +239,39 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
     (tmp_path / "pytorch_model.bin").write_text("")
     with pytest.raises(UnsupportedError, match=r"no `\*\.safetensors` file, only `pytorch_model"):
         open_checkpoint(tmp_path)
+
+
+def dangling(root: Path) -> None:
+    (root / "gone.json").symlink_to(root / "nowhere")
+
+
+def pipe(root: Path) -> None:
+    os.mkfifo(root / "pipe.json")
+
+
+def reserved(root: Path) -> None:
+    (root / "experts").write_text("a file")
+
+
+def unprintable(root: Path) -> None:
+    (root / os.fsdecode(b"caf\xe9.txt")).write_text("latin")
+
+
+@pytest.mark.parametrize("make", [dangling, pipe, reserved, unprintable])
+def test_a_side_file_that_cannot_be_kept_is_refused_first(source, make):
+    make(source)
+    with pytest.raises(SourceError, match="the side file `"):
+        open_checkpoint(source)
+
+
+def test_a_link_to_a_folder_above_ends(source):
+    (source / "loop").symlink_to(source)
+    assert "tokenizer.json" in open_checkpoint(source).side_files
+
+
+def test_a_long_name_is_kept(source, tmp_path):
+    name = "n" * 255
+    (source / name).write_text("text")
+    from tests import runs
+
+    assert (runs.run(source, tmp_path / "out") / name).read_text() == "text"

@@ -1,0 +1,94 @@
+"""What may `--overwrite` remove? Only what moeconv wrote, and only where no run is alive."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import filelock
+
+from moeconv.errors import OutputError, VerifyError
+from moeconv.output.manifest import MANIFEST_NAME, decode, read_manifest
+from moeconv.output.shard import sync_folder, writing
+
+WORK_FOLDER: Final = ".moeconv"
+_SHARD: Final = re.compile(
+    r"weights/weights-\d{5}-of-\d{5}\.safetensors|experts/[^/]+\.\d+-\d+\.safetensors"
+)
+
+
+def remove(root: Path, side_files: Iterable[str]) -> None:
+    """Empty a moeconv directory; a crash leaves it unfinished, never whole and never strange.
+
+    Parameters
+    ----------
+    root
+        The directory.
+    side_files
+        Names that may be side files of an earlier run, where no note of it can be read.
+
+    Raises
+    ------
+    OutputError
+        It is none of ours, holds something else as well, or another run writes there.
+    """
+    if root.exists() and not root.is_dir():
+        message = f"`{root}` is not a directory"
+        raise OutputError(message, hint="give another `--out`")
+    if not root.exists() or not any(root.iterdir()):
+        return
+    if not (root / MANIFEST_NAME).exists() and not (root / WORK_FOLDER).is_dir():
+        message = f"`{root}` is not a moeconv directory, so `--overwrite` does not touch it"
+        raise OutputError(message, hint="give another `--out`")
+    foreign = sorted(_foreign(root, side_files))
+    if foreign:
+        message = f"`{root}` holds `{foreign[0]}`, which moeconv did not write"
+        raise OutputError(message, hint="move it away, or give another `--out`")
+    _check_alone(root)
+    with writing(root):
+        (root / WORK_FOLDER).mkdir(exist_ok=True)
+        (root / MANIFEST_NAME).unlink(missing_ok=True)
+        sync_folder(root)
+        for path in sorted(root.iterdir(), key=lambda path: path.name == WORK_FOLDER):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _check_alone(root: Path) -> None:
+    """Refuse while another run holds any lock; the system frees those of dead processes."""
+    for path in sorted((root / WORK_FOLDER / "locks").glob("*")):
+        try:
+            with filelock.FileLock(path).acquire(timeout=0):
+                pass
+        except filelock.Timeout:
+            message = f"another run is writing to `{root}`"
+            raise OutputError(message, hint="wait for it, or end it, then overwrite") from None
+
+
+def _foreign(root: Path, side_files: Iterable[str]) -> Iterator[str]:
+    """Yield the files of a directory that no conversion wrote there."""
+    known = {MANIFEST_NAME, *side_files, *_noted(root)}
+    for path in root.rglob("*"):
+        name = str(path.relative_to(root))
+        is_work = path.parts[len(root.parts)] == WORK_FOLDER
+        is_ours = name in known or is_work or _SHARD.fullmatch(name)
+        if not is_ours and (path.is_symlink() or not path.is_dir()):
+            yield name
+
+
+def _noted(root: Path) -> Iterator[str]:
+    """Yield the names that the manifest, or the plan of an unfinished run, has; none if broken."""
+    try:
+        if (root / MANIFEST_NAME).exists():
+            yield from (entry.path for entry in read_manifest(root).files)
+        elif (root / WORK_FOLDER / "plan.json").exists():
+            name = f"{WORK_FOLDER}/plan.json"
+            plan = decode((root / name).read_bytes(), dict[str, str], name)
+            yield from plan.get("side files", "").splitlines()
+    except VerifyError:
+        return
