@@ -199,6 +199,6 @@ def test_every_error_has_a_code_of_its_own():
     [("4096", 4096), ("5GB", 5 * 10**9), ("1GiB", 1 << 30), ("1.5 mb", 1_500_000), ("2k", 2000)],
 )
 def test_sizes(source, text, nbytes):
-    from moeconv.cli import _size
+    from moeconv.cli.options import parse_size
 
-    assert _size(text) == nbytes
+    assert parse_size(text) == nbytes

@@ -1,0 +1,58 @@
+"""The command line: parse, make one call, report."""
+
+from __future__ import annotations
+
+import io
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from moeconv.cli import check, convert, look
+from moeconv.errors import MoeconvError
+
+app = typer.Typer(
+    name="moeconv",
+    help="Convert Mixture-of-Experts checkpoints into the layouts that serving kernels read.",
+    epilog=(
+        "Start with `moeconv inspect SRC`, then run what it says, with `--dry-run` first; then "
+        "`moeconv verify OUT --read-data --source SRC`."
+    ),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+for part in (convert, look, check):
+    app.add_typer(part.verbs)
+
+
+def _version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"moeconv {metadata.version('moeconv')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    del version
+
+
+def main() -> None:
+    """Run the command line; the one place where an error becomes an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × or → shows ? for it
+    try:
+        app()
+    except MoeconvError as problem:
+        from moeconv import report
+
+        report.error(problem)
+        sys.exit(problem.exit_code)

@@ -1,0 +1,73 @@
+"""The verbs that show and write nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moeconv.cli.options import FamilyName
+
+verbs = typer.Typer()
+
+
+@verbs.command(
+    epilog="Example: `moeconv inspect ./Qwen3-30B-A3B`\n\n"
+    "Exit codes: 0 something can be made of it, 2 usage, 3 source, 4 unsupported, 6 a broken "
+    "manifest."
+)
+def inspect(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Directory of a checkpoint, or a converted one."),
+    ],
+    *,
+    family: FamilyName = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON line to stdout, for machines.")
+    ] = False,
+) -> None:
+    """Show what a directory holds, what can become of it, and which engines take that.
+
+    Reads headers and config only. Everything that stands against a conversion is listed at once.
+    """
+    from moeconv.sight import run_inspect
+
+    run_inspect(source, family=family, as_json=as_json)
+
+
+@verbs.command("list", epilog="Example: `moeconv list --json`\n\nExit codes: 0 done, 2 usage.")
+def show_list(
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON line to stdout, for machines.")
+    ] = False,
+) -> None:
+    """Show the families, schemes, layouts and engines that moeconv knows."""
+    from moeconv.catalogue import run_list
+
+    run_list(as_json=as_json)
+
+
+@verbs.command(
+    epilog="Example: `moeconv explain trtllm-bf16 --hidden 2048 --intermediate 768 --tp 4`\n\n"
+    "Exit codes: 0 done, 2 usage, 4 no such layout, or it does not take these sizes."
+)
+def explain(
+    layout: Annotated[str, typer.Argument(metavar="LAYOUT", help="A layout of `moeconv list`.")],
+    *,
+    hidden: Annotated[int, typer.Option(min=1, help="Hidden size, H.")] = 2048,
+    intermediate: Annotated[int, typer.Option(min=1, help="Intermediate size, I.")] = 768,
+    experts: Annotated[int, typer.Option(min=1, help="Number of experts, E.")] = 128,
+    gated: Annotated[bool, typer.Option(help="Whether experts have a gate.")] = True,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 2,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON line to stdout, for machines.")
+    ] = False,
+) -> None:
+    """Show shapes, row order, padding and the ranges that ranks read of a layout."""
+    from moeconv.catalogue import run_explain
+    from moeconv.layouts.layout import Geometry
+
+    run_explain(layout, Geometry(experts, hidden, intermediate, gated), tp, as_json=as_json)
