@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +16,15 @@ from moeconv.convert import convert
 from moeconv.errors import OutputError, VerifyError
 from moeconv.experts import find_experts
 from moeconv.kernels import pick
+from moeconv.options import Options
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord, read_manifest
-from moeconv.pipeline import Limits, Moved, slot_sizes
+from moeconv.pipeline import Moved, slot_sizes
 from moeconv.plan import Plan, facts_entries, known_facts, plan_for
 from moeconv.preview import preview, surveyed, target_of
 from moeconv.recognition import pick_family
 from moeconv.serving import open_converted
 from moeconv.summary import Finished, show_result
-from moeconv.survey import DEFAULT_LOST_SHARE
 from moeconv.target import Wish, choose_layout, out_name
 from moeconv.traits import kinds_of, model_of
 from moeconv.verify import Verified, bytes_to_move, check_files, verify
@@ -32,30 +32,6 @@ from moeconv.verify import Verified, bytes_to_move, check_files, verify
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
     from moeconv.layouts.verbs import Kernels
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the person asked of a conversion, beside the layout."""
-
-    source: Path
-    out: Path | None
-    tp: int | None
-    device: str
-    max_host_bytes: int
-    max_shard_bytes: int
-    layers: range | None
-    workers: int
-    family: str | None
-    dry_run: bool
-    overwrite: bool
-    as_json: bool
-    max_lost_share: float = DEFAULT_LOST_SHARE
-
-    @property
-    def limits(self) -> Limits:
-        """How much of the machine to use."""
-        return Limits(self.workers, self.max_host_bytes)
 
 
 def run_convert(options: Options, wish: Wish) -> None:

@@ -21,6 +21,7 @@ from moeconv.fitting import fit
 from moeconv.inspection import findings
 from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
+from moeconv.options import Options
 from moeconv.output.directory import OutputDirectory
 from moeconv.pipeline import slot_sizes
 from moeconv.plan import Plan, Target, plan_for
@@ -32,7 +33,6 @@ from moeconv.traits import kinds_of, model_of
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
-    from moeconv.commands import Options
     from moeconv.layouts.layout import Layout
     from moeconv.layouts.verbs import Kernels
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from moeconv.checkpoint.reader import Reader
     from moeconv.layouts.layout import Matrix
     from moeconv.stacks import Stack
-
-DEFAULT_LOST_SHARE: Final = 0.01
-"""Above this share of flushed and negative scales a conversion is refused unless asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moeconv.cli.options import (
-    DEFAULT_MEMORY,
-    DEFAULT_SHARD,
-    EXIT_CODES,
-    Device,
-    DryRun,
-    FamilyName,
-    Json,
-    Layers,
-    Memory,
-    Overwrite,
-    ShardSize,
-    Source,
-    Tp,
-    Workers,
-)
+from moeconv.cli.options import EXIT_CODES, takes_options
+from moeconv.options import Options
 
 verbs = typer.Typer()
 
@@ -31,46 +17,16 @@ verbs = typer.Typer()
 @verbs.command(
     epilog=f"Example: `moeconv trtllm ./Qwen3-30B-A3B --out ./converted`\n\n{EXIT_CODES}"
 )
-def trtllm(
-    source: Source,
-    *,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Output directory.", show_default="./<name>-trtllm-bf16"),
-    ] = None,
-    tp: Tp = None,
-    device: Device = "auto",
-    max_host_memory: Memory = DEFAULT_MEMORY,  # type: ignore[assignment]
-    max_shard_size: ShardSize = DEFAULT_SHARD,  # type: ignore[assignment]
-    layers: Layers = None,
-    workers: Workers = 2,
-    family: FamilyName = None,
-    dry_run: DryRun = False,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-) -> None:
+@takes_options
+def trtllm(options: Options) -> None:
     """Convert BF16 experts to the block layout of FlashInfer's TRTLLM MoE kernel.
 
     One output serves every tensor- and expert-parallel size whose share of the intermediate size
     is a multiple of 64. The same command resumes an interrupted run.
     """
-    from moeconv.commands import Options, run_convert
+    from moeconv.commands import run_convert
     from moeconv.target import Wish
 
-    options = Options(
-        source=source,
-        out=out,
-        tp=tp,
-        device=device,
-        max_host_bytes=max_host_memory,
-        max_shard_bytes=max_shard_size,
-        layers=layers,
-        workers=workers,
-        family=family,
-        dry_run=dry_run,
-        overwrite=overwrite,
-        as_json=as_json,
-    )
     run_convert(options, Wish("trtllm"))
 
 
@@ -92,15 +48,12 @@ class ServingDtype(StrEnum):
     "marlin-fp4",
     epilog=f"Example: `moeconv marlin-fp4 --nvfp4 ./Qwen3-30B-A3B-FP4`\n\n{EXIT_CODES}",
 )
+@takes_options
 def marlin_fp4(
-    source: Source,
+    options: Options,
     *,
     nvfp4: Annotated[bool, typer.Option("--nvfp4", help="Take NVFP4 experts only.")] = False,
     mxfp4: Annotated[bool, typer.Option("--mxfp4", help="Take MXFP4 experts only.")] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Output directory.", show_default="./<name>-marlin-<nvfp4|mxfp4>"),
-    ] = None,
     engine: Annotated[
         Engine, typer.Option(help="Whose Marlin: the two engines hold different bytes.")
     ] = Engine.VLLM,
@@ -124,16 +77,6 @@ def marlin_fp4(
             help="Refuse a layer that loses more of its block scales than this.",
         ),
     ] = 1.0,
-    tp: Tp = None,
-    device: Device = "auto",
-    max_host_memory: Memory = DEFAULT_MEMORY,  # type: ignore[assignment]
-    max_shard_size: ShardSize = DEFAULT_SHARD,  # type: ignore[assignment]
-    layers: Layers = None,
-    workers: Workers = 2,
-    family: FamilyName = None,
-    dry_run: DryRun = False,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
 ) -> None:
     """Convert NVFP4 or MXFP4 experts to what the Marlin MoE kernel reads.
 
@@ -141,27 +84,12 @@ def marlin_fp4(
     every tensor-parallel size whose share of the intermediate size is a multiple of 64. NVFP4
     bytes that depend on the expert-parallel size are not offered: the scale factor is the layer's.
     """
-    from moeconv.commands import Options, run_convert
+    from moeconv.commands import run_convert
     from moeconv.target import Wish
 
     if nvfp4 and mxfp4:
         message = "give one of --nvfp4 and --mxfp4, or neither"
         raise typer.BadParameter(message)
-    options = Options(
-        source=source,
-        out=out,
-        tp=tp,
-        device=device,
-        max_host_bytes=max_host_memory,
-        max_shard_bytes=max_shard_size,
-        layers=layers,
-        workers=workers,
-        family=family,
-        dry_run=dry_run,
-        overwrite=overwrite,
-        as_json=as_json,
-        max_lost_share=max_lost_scales / 100,
-    )
     wish = Wish(
         "marlin-fp4",
         "nvfp4" if nvfp4 else "mxfp4" if mxfp4 else None,
@@ -169,4 +97,4 @@ def marlin_fp4(
         serving_dtype.value if serving_dtype else None,
         reconciles=reconcile_scales,
     )
-    run_convert(options, wish)
+    run_convert(replace(options, max_lost_share=max_lost_scales / 100), wish)

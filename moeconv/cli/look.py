@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moeconv.cli.options import FamilyName
+from moeconv.cli.options import FAMILY
 
 verbs = typer.Typer()
 
@@ -23,7 +23,7 @@ def inspect(
         typer.Argument(metavar="DIR", help="Directory of a checkpoint, or a converted one."),
     ],
     *,
-    family: FamilyName = None,
+    family: Annotated[str | None, FAMILY] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON line to stdout, for machines.")
     ] = False,

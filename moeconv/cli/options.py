@@ -1,12 +1,22 @@
-"""What can be said to a verb: options that several verbs share, and how their texts are read."""
+"""What can be said to the verbs that convert, each option once, and how its text is read."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from pathlib import Path
-from typing import Annotated, Final
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, get_type_hints
 
 import typer
+
+from moeconv.options import Options
+
+if TYPE_CHECKING:
+    from typer.models import ParameterInfo
+
+P = ParamSpec("P")
 
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 2 usage, 3 source, 4 unsupported, 5 output, 6 verification, "
@@ -17,8 +27,10 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY: Final = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 
-def parse_size(text: str) -> int:
-    """Parse `5GB`, `1GiB` or `4096`."""
+def parse_size(text: str | int) -> int:
+    """Parse `5GB`, `1GiB` or `4096`; a default comes as the number it is."""
+    if isinstance(text, int):
+        return text
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?i?)b?", text.strip().lower())
     unit = {**_UNITS, **_BINARY}.get(match.group(2)) if match else None
     if match is None or unit is None:
@@ -39,43 +51,73 @@ def parse_layers(text: str) -> range:
     return range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)
 
 
-Source = Annotated[
-    Path, typer.Argument(metavar="SRC", help="Directory of a MoE checkpoint in safetensors.")
-]
-Tp = Annotated[
-    int | None,
-    typer.Option(
+FAMILY: Final = typer.Option(
+    "--family", help="Take the names of this family.", show_default="by model_type"
+)
+
+SHARED: Final[Mapping[str, ParameterInfo]] = {
+    "source": typer.Argument(metavar="SRC", help="Directory of a MoE checkpoint in safetensors."),
+    "out": typer.Option("--out", help="Output directory.", show_default="./<name>-<layout>"),
+    "tp": typer.Option(
+        "--tp",
         min=1,
         help="Make the file for one tensor-parallel size, in the engine's own order.",
         show_default="one file for every size",
     ),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; the bytes are the same.")]
-Memory = Annotated[
-    int, typer.Option(parser=parse_size, metavar="SIZE", help="Bound on all buffers together.")
-]
-ShardSize = Annotated[
-    int, typer.Option(parser=parse_size, metavar="SIZE", help="Largest output file.")
-]
-Layers = Annotated[
-    range | None,
-    typer.Option(
+    "device": typer.Option("--device", help="auto, cpu, cuda or cuda:N; the bytes are the same."),
+    "max_host_bytes": typer.Option(
+        "--max-host-memory",
+        parser=parse_size,
+        metavar="SIZE",
+        help="Bound on all buffers together.",
+        show_default="1GiB",
+    ),
+    "max_shard_bytes": typer.Option(
+        "--max-shard-size",
+        parser=parse_size,
+        metavar="SIZE",
+        help="Largest output file.",
+        show_default="5GB",
+    ),
+    "layers": typer.Option(
+        "--layers",
         parser=parse_layers,
         metavar="A-B",
         help="Convert only these layers, for a trial; readers refuse the result unless asked.",
         show_default="all",
     ),
-]
-Workers = Annotated[int, typer.Option(min=1, help="Threads that read, lay out and write.")]
-FamilyName = Annotated[
-    str | None,
-    typer.Option("--family", help="Take the names of this family.", show_default="by model_type"),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and write nothing.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace an earlier moeconv directory at --out.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON lines to stdout, for machines.")]
+    "workers": typer.Option("--workers", min=1, help="Threads that read, lay out and write."),
+    "family": FAMILY,
+    "dry_run": typer.Option("--dry-run", help="Show the plan and write nothing."),
+    "overwrite": typer.Option("--overwrite", help="Replace an earlier moeconv directory at --out."),
+    "as_json": typer.Option("--json", help="Print JSON lines to stdout, for machines."),
+}
+"""A row for each field of `Options` that has a flag of its own; in the order of the help."""
 
-DEFAULT_MEMORY: Final = "1GiB"
-DEFAULT_SHARD: Final = "5GB"
+
+def takes_options(verb: Callable[Concatenate[Options, P], None]) -> Callable[..., None]:
+    """Let a verb take `Options` as one value: on the command line each row of `SHARED` is a flag.
+
+    The verb's own parameters are keyword-only and stay flags beside them.
+    """
+    types = get_type_hints(Options)
+    kept = {field.name: field for field in fields(Options) if field.name in SHARED}
+    shared = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if name == "source" else kept[name].default,
+            annotation=Annotated[types[name], row],
+        )
+        for name, row in SHARED.items()
+    ]
+    _, *own = inspect.signature(verb, eval_str=True).parameters.values()
+
+    @functools.wraps(verb)
+    def command(*args: P.args, **said: P.kwargs) -> None:
+        chosen: dict[str, Any] = {name: said.pop(name) for name in SHARED}
+        verb(Options(**chosen), *args, **said)
+
+    signed: Any = command
+    signed.__signature__ = inspect.Signature([*own, *shared])
+    return command

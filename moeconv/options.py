@@ -1,0 +1,66 @@
+"""What did the person ask of a conversion, beside the layout?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moeconv.pipeline import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What both verbs that convert take; `cli.options` has a row for each field that has a flag.
+
+    Attributes
+    ----------
+    source
+        The checkpoint.
+    out
+        The output directory; `None` for one named after source and layout.
+    tp
+        Make the file for this tensor-parallel size only.
+    device
+        `auto`, `cpu`, `cuda` or `cuda:N`.
+    max_host_bytes
+        Bound on all buffers together.
+    max_shard_bytes
+        Largest output file.
+    layers
+        Convert only these.
+    workers
+        Threads.
+    family
+        Take this family's names, whatever `config.json` says.
+    dry_run
+        Show the plan, write nothing.
+    overwrite
+        Replace what moeconv wrote to `out`.
+    as_json
+        JSON lines to stdout.
+    max_lost_share
+        Refuse a layer that loses more of its block scales, 0 to 1.
+    """
+
+    source: Path
+    out: Path | None = None
+    tp: int | None = None
+    device: str = "auto"
+    max_host_bytes: int = 1 << 30
+    max_shard_bytes: int = 5 * 10**9
+    layers: range | None = None
+    workers: int = 2
+    family: str | None = None
+    dry_run: bool = False
+    overwrite: bool = False
+    as_json: bool = False
+    max_lost_share: float = 0.01
+
+    @property
+    def limits(self) -> Limits:
+        """How much of the machine to use."""
+        from moeconv.pipeline import Limits
+
+        return Limits(self.workers, self.max_host_bytes)
