@@ -1,68 +1,22 @@
-"""The drawings of the pages, as SVG, made from the row maps that moeconv itself uses."""
+"""How bytes move in each layout, drawn from the row maps that moeconv itself uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
-from xml.sax.saxutils import escape
 
 import numpy as np
 
+from drawings.svg import BLANK, RANKS, arrow, box, bracket, grid, label, line, picture
 from moeconv.kernels.marlin import repack
 from moeconv.kernels.rowmaps import interleave_rows, shuffle_rows
 from moeconv.layouts import find_layout
 from moeconv.layouts.layout import Geometry
 from moeconv.layouts.verbs import MARLIN_ROWS, MARLIN_RUN_BYTES, MARLIN_TILE, MarlinWeight
 
-RANKS: Final = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
 GATE, UP = "#4c78a8", "#f5a742"
-INK: Final = "#222222"
 UNIT: Final = 32
 """Rows that stay together: 16 (up, gate) pairs."""
-
-
-def picture(width: int, height: int, what: str, parts: Iterable[str]) -> str:
-    """Return a whole SVG file on a light ground, so that it reads on dark pages too."""
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" font-family="Helvetica, Arial, sans-serif" '
-        f'font-size="12" fill="{INK}" role="img">'
-    )
-    title = f"<title>{escape(what)}</title>"
-    ground = f'<rect width="{width}" height="{height}" rx="6" fill="#fbfbfa"/>'
-    return "\n".join((head, title, ground, *parts, "</svg>\n"))
-
-
-def box(x: float, y: float, size: tuple[float, float], fill: str, opacity: float = 1) -> str:
-    """Return a filled rectangle with a thin light edge."""
-    width, height = size
-    return (
-        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}" '
-        f'fill-opacity="{opacity:g}" stroke="#ffffff" stroke-width="0.8"/>'
-    )
-
-
-def label(x: float, y: float, text: str, style: str = "") -> str:
-    """Return a text; `style` holds further SVG attributes."""
-    return f'<text x="{x:g}" y="{y:g}" {style}>{escape(text)}</text>'
-
-
-def line(points: Iterable[tuple[float, float]], colour: str = INK, width: float = 1) -> str:
-    """Return a line through points."""
-    path = " ".join(f"{x:g},{y:g}" for x, y in points)
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}"/>'
-
-
-def arrow(x: float, y: float, length: float) -> list[str]:
-    """Return an arrow to the right."""
-    tip = x + length
-    head = [(tip - 6, y - 4), (tip, y), (tip - 6, y + 4)]
-    return [line([(x, y), (tip, y)]), line(head)]
-
-
-def bracket(y: float, start: float, stop: float, colour: str) -> str:
-    """Return a bracket under `[start, stop)`."""
-    return line([(start, y), (start, y + 6), (stop, y + 6), (stop, y)], colour, 2)
 
 
 def overview() -> str:
@@ -208,17 +162,15 @@ def marlin() -> str:
             for row in (*range(0, MARLIN_ROWS, 8), MARLIN_ROWS - 1)
         ),
     ]
-    for row in range(MARLIN_ROWS):
-        for k in range(MARLIN_TILE):
-            word = places.get((row, k))
-            fill = "#e4e3df" if word is None else shown[word]
-            parts.append(box(left + wide * k, top + high * row, (wide, high), fill))
+    parts += grid(left, top, (wide, high), (MARLIN_TILE, MARLIN_ROWS))
+    for (row, k), word in places.items():
+        parts.append(box(left + wide * k, top + high * row, (wide, high), shown[word]))
     parts += arrow(344, 260, 40)
     parts.append(label(410, 24, "run: 128 words of 32 bits, 512 bytes", 'font-weight="bold"'))
     cell = 24
-    for word in range(len(nibbles) // 8):
-        fill = shown.get(word, "#e4e3df")
-        parts.append(box(410 + cell * (word % 16), 40 + 14 * (word // 16), (cell, 14), fill))
+    parts += grid(410, 40, (cell, 14), (16, len(nibbles) // 8 // 16))
+    for word, colour in shown.items():
+        parts.append(box(410 + cell * (word % 16), 40 + 14 * (word // 16), (cell, 14), colour))
     for i, (word, colour) in enumerate(shown.items()):
         y = 206 + 96 * i
         parts.append(label(410, y - 8, f"word {word}, lowest bits first", f'fill="{colour}"'))
@@ -248,7 +200,7 @@ def uneven() -> str:
             width = scale * cut.size
             parts.append(box(at, top, (width, 36), RANKS[rank % 4]))
             if padded > cut.size:
-                parts.append(box(at + width, top, (scale * (padded - cut.size), 36), "#d8d7d2"))
+                parts.append(box(at + width, top, (scale * (padded - cut.size), 36), BLANK))
             style = 'text-anchor="middle" font-size="10"'
             parts.append(label(at + width / 2, top + 22, f"{cut.size}", f'{style} fill="#ffffff"'))
             parts.append(label(at + width / 2, top + 52, f"from {cut.start}", style))
@@ -256,12 +208,3 @@ def uneven() -> str:
     title = "gpt-oss, I = 2880 = 90 blocks of 32: each rank's slice, and the padding (grey)"
     parts.append(label(14, 28, title, 'font-weight="bold"'))
     return picture(860, 328, "Uneven slices of gpt-oss, each padded to a multiple of 128", parts)
-
-
-DRAWINGS: Final = {
-    "marlin.svg": marlin,
-    "overview.svg": overview,
-    "ranks.svg": ranks,
-    "rows.svg": rows,
-    "uneven.svg": uneven,
-}
