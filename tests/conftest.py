@@ -59,6 +59,12 @@ def _reference() -> Kernels:
     return ReferenceKernels()
 
 
+def _torch() -> Kernels:
+    from moeconv.kernels.cuda import CudaKernels
+
+    return CudaKernels("cpu")
+
+
 def _cuda() -> Kernels:
     from moeconv.kernels.cuda import CudaKernels
 
@@ -69,6 +75,7 @@ def _cuda() -> Kernels:
     params=[
         pytest.param(_cpu, id="cpu"),
         pytest.param(_reference, id="reference"),
+        pytest.param(_torch, id="torch"),
         pytest.param(_cuda, id="cuda", marks=pytest.mark.gpu),
     ],
     scope="session",

@@ -11,9 +11,11 @@ and zero-padded. A verb is a bijection of bytes unless its docstring says what i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
+    import torch
+
     from moeconv.tensors import Bytes
 
 K_BLOCK_BYTES = 128
@@ -170,4 +172,22 @@ class Kernels(Protocol):
         Where bytes are lost, the lowest that gives the stored byte stands in for them. A
         `GlobalScale` has no inverse; its source is left as it is.
         """
+        ...
+
+
+@runtime_checkable
+class DeviceKernels(Kernels, Protocol):
+    """Kernels whose device has memory of its own: many experts of one verb in one launch there.
+
+    Work is queued on the device's current stream. A row of each tensor is one expert: u8 `[n, bytes
+    of the source matrix]` and `[n, bytes of the result]`, contiguous, without memory in common,
+    starting on a multiple of 16 bytes.
+    """
+
+    def lay_out_batch(self, verb: Verb, sources: torch.Tensor, outs: torch.Tensor) -> None:
+        """Fill each row of `outs` with that row of `sources` laid out."""
+        ...
+
+    def invert_batch(self, verb: Verb, stored: torch.Tensor, sources: torch.Tensor) -> None:
+        """Fill each row of `sources` with the matrix that `lay_out_batch` made `stored` from."""
         ...
