@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from moeconv.errors import UnsupportedError
 from moeconv.kernels.marlin import row_index
 from moeconv.kernels.rowmaps import interleave_rows, shuffle_rows
-from moeconv.layouts import LAYOUTS, find_layout
+from moeconv.layouts import named_layout
 from moeconv.layouts.layout import Geometry, Slice
 from moeconv.layouts.verbs import (
     MARLIN_ROWS,
@@ -110,11 +110,7 @@ def explain(name: str, geometry: Geometry, tp: int) -> tuple[Explanation, Layout
     UnsupportedError
         There is no such layout, or it does not take these sizes.
     """
-    layout = find_layout(name)
-    if layout is None:
-        message = f"`{name}` is no layout that moeconv knows"
-        known = ", ".join(layout.id for layout in LAYOUTS)
-        raise UnsupportedError(message, hint=f"known layouts: {known}")
+    layout = named_layout(name)
     if geometry.order not in layout.orders:
         order = layout.orders[0]
         sizes = (geometry.experts, geometry.hidden, geometry.intermediate, geometry.gated)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from moeconv.errors import UnsupportedError
-from moeconv.layouts import LAYOUTS, TRTLLM_BF16, find_layout
+from moeconv.layouts import LAYOUTS, find_layout, named_layout
 from moeconv.modelconfig import first, model_types
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Wish:
     Attributes
     ----------
     verb
-        `trtllm` or `marlin-fp4`.
+        The command: `trtllm` or `marlin-fp4`, or what another layout says makes it.
     scheme
         `nvfp4` or `mxfp4`, to be checked; `None` to take what is there.
     engine
@@ -38,6 +38,8 @@ class Wish:
         The serving dtype; `None` for the config's.
     reconciles
         Fold differing global scales into the larger one.
+    layout
+        The layout by name, to be checked; `None` to take what the others lead to.
     """
 
     verb: str
@@ -45,6 +47,19 @@ class Wish:
     engine: str = "vllm"
     dtype: str | None = None
     reconciles: bool = False
+    layout: str | None = None
+
+
+def wish_for(name: str) -> Wish:
+    """Return the wish for the layout `name`, whatever command makes it.
+
+    Raises
+    ------
+    UnsupportedError
+        There is no such layout.
+    """
+    layout = named_layout(name)
+    return Wish(layout.verb, engine=layout.engines[0].name, layout=name)
 
 
 def choose_layout(wish: Wish, stacks: Iterable[Stack], config: Mapping[str, Json]) -> Layout:
@@ -55,8 +70,19 @@ def choose_layout(wish: Wish, stacks: Iterable[Stack], config: Mapping[str, Json
     UnsupportedError
         There is none for this verb, engine, scheme and dtype.
     """
-    if wish.verb == "trtllm":
-        return TRTLLM_BF16
+    mine = [layout for layout in LAYOUTS if layout.verb == wish.verb]
+    if len(mine) == 1:
+        return mine[0]  # nothing to choose; `fit` says what it does not take
+    chosen = _choose_fp4(wish, mine, stacks, config)
+    if wish.layout not in {None, chosen.id}:
+        message = f"`{wish.layout}` was asked for, but these experts are for {chosen.id}"
+        raise UnsupportedError(message, hint=f"`--layout {chosen.id}`, or `moeconv {wish.verb}`")
+    return chosen
+
+
+def _choose_fp4(
+    wish: Wish, mine: Iterable[Layout], stacks: Iterable[Stack], config: Mapping[str, Json]
+) -> Layout:
     found = sorted({stack.scheme.name for stack in stacks})
     fp4 = [name for name in found if "fp4" in name]
     if not fp4:
@@ -67,7 +93,7 @@ def choose_layout(wish: Wish, stacks: Iterable[Stack], config: Mapping[str, Json
         message = f"`--{wish.scheme}` was asked for, but the experts are stored as {fp4[0]}"
         raise UnsupportedError(message, hint="leave the flag out to take what is there")
     padded = fp4[0] == "ct-mxfp4" and _is_padded(config)
-    for layout in LAYOUTS:
+    for layout in mine:
         engines = {engine.name for engine in layout.engines}
         takes = "mxfp4" in layout.schemes if padded else fp4[0] in layout.schemes
         if takes and wish.engine in engines:

@@ -12,7 +12,7 @@ from moeconv.cli import app
 from moeconv.errors import MoeconvError
 from tests import runs
 
-VERBS = ("trtllm", "marlin-fp4", "verify", "rank")
+VERBS = ("trtllm", "marlin-fp4", "convert", "verify", "rank")
 runner = CliRunner()
 
 
@@ -202,3 +202,16 @@ def test_sizes(source, text, nbytes):
     from moeconv.cli.options import parse_size
 
     assert parse_size(text) == nbytes
+
+
+def test_a_layout_by_name_is_what_its_own_command_makes(source, tmp_path):
+    runs.invoke("trtllm", source, "--out", tmp_path / "a")
+    runs.invoke("convert", source, "--layout", "trtllm-bf16", "--out", tmp_path / "b")
+    assert runs.tree(tmp_path / "a") == runs.tree(tmp_path / "b")
+
+
+def test_a_layout_that_is_not_known(source):
+    done = runs.moeconv("convert", source, "--layout", "cutlass")
+    assert done.returncode == 4
+    assert "`cutlass` is no layout that moeconv knows" in done.stderr
+    assert "known layouts: trtllm-bf16, " in done.stderr

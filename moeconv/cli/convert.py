@@ -98,3 +98,27 @@ def marlin_fp4(
         reconciles=reconcile_scales,
     )
     run_convert(replace(options, max_lost_share=max_lost_scales / 100), wish)
+
+
+@verbs.command(
+    "convert",
+    epilog="Example: `moeconv convert ./Qwen3-30B-A3B --layout trtllm-bf16 --out ./converted`"
+    f"\n\n{EXIT_CODES}",
+)
+@takes_options
+def convert(
+    options: Options,
+    *,
+    layout: Annotated[
+        str, typer.Option("--layout", metavar="LAYOUT", help="A layout of `moeconv list`.")
+    ],
+) -> None:
+    """Convert experts to a layout by its name.
+
+    `trtllm` and `marlin-fp4` find the layout for a checkpoint; this is for one that has no command
+    of its own, and for scripts.
+    """
+    from moeconv.commands import run_convert
+    from moeconv.target import wish_for
+
+    run_convert(options, wish_for(layout))

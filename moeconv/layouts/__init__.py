@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from moeconv.errors import UnsupportedError
 from moeconv.layouts.marlin import MarlinFp4
 from moeconv.layouts.marlin_fp4 import MARLIN_FP4
 from moeconv.layouts.trtllm_bf16 import TrtllmBf16
@@ -31,3 +32,19 @@ def find_layout(name: str, dtype: str = "bfloat16", *, reconciles: bool = False)
                 return replace(layout, dtype=dtype, reconciles=reconciles)
             return layout
     return None
+
+
+def named_layout(name: str) -> Layout:
+    """Return the layout `name`.
+
+    Raises
+    ------
+    UnsupportedError
+        There is none.
+    """
+    layout = find_layout(name)
+    if layout is None:
+        message = f"`{name}` is no layout that moeconv knows"
+        known = ", ".join(layout.id for layout in LAYOUTS)
+        raise UnsupportedError(message, hint=f"known layouts: {known}")
+    return layout

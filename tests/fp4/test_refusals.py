@@ -378,3 +378,9 @@ def test_a_file_that_would_serve_no_size(tmp_path: Path) -> None:
     model = Model("modelopt", **{**SMALL, "intermediate": 96})
     error = refused(model, tmp_path, "--engine", "sglang")
     assert "a rank's share of the intermediate size, 96, is no multiple of 64" in str(error)
+
+
+def test_a_layout_by_name_that_is_for_other_experts(tmp_path: Path) -> None:
+    model = Model("modelopt", **SMALL)
+    error = refused(model, tmp_path, "--layout", "marlin-mxfp4", command="convert")
+    assert "`marlin-mxfp4` was asked for, but these experts are for marlin-nvfp4" in str(error)
