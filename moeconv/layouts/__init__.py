@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 TRTLLM_BF16: Final = TrtllmBf16()
 
-LAYOUTS: Final[tuple[Layout, ...]] = (TRTLLM_BF16, *MARLIN_FP4)
+LAYOUTS: Final[tuple[Layout, ...]] = (
+    TRTLLM_BF16,
+    *MARLIN_FP4,
+)
 
 
 DTYPES: Final = ("bfloat16", "float16")
