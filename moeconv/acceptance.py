@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from moeconv.errors import UnsupportedError
@@ -205,6 +206,25 @@ def check_engines(layout: Layout, model: Model) -> tuple[str, ...]:
         message = f"no engine takes this model in the layout {layout.id}: {'; '.join(said)}"
         raise UnsupportedError(message, hint="`moeconv inspect` says what else can be made of it")
     return said
+
+
+_START: Final = {
+    "vllm": "vllm serve {out} --load-format moeconv {flags}",
+    "sglang": "python -m sglang.launch_server --model-path {out} {flags}",
+}
+"""How an engine is started on a converted directory."""
+
+
+def start_command(engine: Engine, out: Path) -> str | None:
+    """Return the command that serves a converted directory; `None` for an engine not known here."""
+    command = _START.get(engine.name)
+    return command and command.format(out=out, flags=engine.backend)
+
+
+def start_commands(layout: Layout, model: Model, out: Path) -> tuple[str, ...]:
+    """Return the commands of the engines that take a model in this layout."""
+    takers = (answer.engine for answer in answers(layout, model) if answer.word != "no")
+    return tuple(filter(None, (start_command(engine, out) for engine in takers)))
 
 
 def _answer(layout: Layout, engine: Engine, model: Model) -> Answer:

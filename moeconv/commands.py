@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeconv import report
-from moeconv.acceptance import check_engines
+from moeconv.acceptance import check_engines, start_commands
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.convert import convert
 from moeconv.errors import OutputError, VerifyError
@@ -70,7 +70,8 @@ def run_convert(options: Options, wish: Wish) -> None:
     except KeyboardInterrupt:
         report.note("interrupted; run the same command again to go on from here")
         sys.exit(130)
-    finished = Finished(options.source, out, time.monotonic() - started_s, manifest)
+    seconds = time.monotonic() - started_s
+    finished = Finished(options.source, out, seconds, manifest, start_commands(layout, model, out))
     show_result(plan, finished, as_json=options.as_json)
 
 

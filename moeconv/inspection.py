@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from moeconv.acceptance import Answer, answers
+from moeconv.acceptance import Answer, answers, start_command
 from moeconv.checkpoint.index import open_checkpoint, read_config
 from moeconv.errors import MoeconvError, SourceError, UnsupportedError
 from moeconv.experts import look_for_experts
@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint, Json
     from moeconv.families.family import Family
     from moeconv.layouts.layout import Layout
-
-START: Final = {
-    "vllm": "vllm serve {out} --load-format moeconv {flags}",
-    "sglang": "python -m sglang.launch_server --model-path {out} {flags}",
-}
-"""How an engine is started on a converted directory."""
 
 _BEST: Final[tuple[Word, ...]] = ("yes", "yes, but", "no")
 
@@ -272,10 +266,7 @@ def _loaders(root: Path, manifest: Manifest, config: Mapping[str, Json]) -> Iter
     kinds = dict.fromkeys(_entry_kind(stack) for stack in manifest.stacks)
     model = model_of(family, config, kinds, (weight.name for weight in manifest.weights))
     for answer in answers(layout, model):
-        engine = answer.engine
-        start = None
-        if answer.word != "no":
-            start = START[engine.name].format(out=root, flags=engine.backend)
+        start = None if answer.word == "no" else start_command(answer.engine, root)
         yield _engine(answer, start)
 
 

@@ -93,7 +93,8 @@ def surveyed(plan: Plan, checkpoint: Checkpoint, max_lost_share: float) -> Plan:
     """
     if plan.facts is None:
         with report.progress() as bar, Reader(checkpoint.root) as reader:
-            task = bar.add_task("surveying scales", total=surveyed_bytes(plan))
+            nbytes = surveyed_bytes(plan)
+            task = bar.add_task("surveying scales", total=nbytes, visible=nbytes > 0)
             for event in survey(plan, reader):
                 if isinstance(event, Plan):
                     plan = event

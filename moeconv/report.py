@@ -90,16 +90,11 @@ def grid(
     out.print(shown)
 
 
-def heading(text: str, word: str = "", rest: str = "", *, is_next: bool = False) -> None:
-    """Print a line over a section, with a coloured word if it gives an answer.
-
-    A line stands before it, unless it is the next of several that need none.
-    """
+def heading(text: str, word: str = "", rest: str = "") -> None:
+    """Print a line over a section, with a coloured word if it gives an answer."""
     tone = _TONES.get(word, "bold")
     answer = f": [{tone}]{escape(word)}[/{tone}]{escape(rest)}" if word else ""
-    if not is_next:
-        out.print()
-    out.print(f"[bold]{escape(text)}[/bold]{answer}")
+    out.print(f"\n[bold]{escape(text)}[/bold]{answer}")
 
 
 def cells(label: str, line: Sequence[tuple[str, int]], gap: str = "") -> None:

@@ -46,11 +46,7 @@ def _show_inspection(found: Inspection) -> None:
     for finding in found.findings:
         report.finding(finding.message, finding.hint, finding.more, to_stdout=True)
     if found.checkpoint:
-        before = ""
-        for sight in found.checkpoint.layouts:
-            is_next = before == sight.answer == "no" and not sight.engines
-            _show_layout(sight, is_next=is_next)
-            before = sight.answer
+        _show_layouts(found.checkpoint.layouts)
     if found.converted:
         for engine in found.converted.engines:
             _show_loader(engine)
@@ -127,9 +123,22 @@ def _converted_rows(sight: ConvertedSight, groups: Iterable[Group]) -> Iterator[
     yield "made by", ", ".join(f"{name} {version}" for name, version in sight.tools.items())
 
 
-def _show_layout(sight: LayoutSight, *, is_next: bool) -> None:
+def _show_layouts(sights: Iterable[LayoutSight]) -> None:
+    """Show each layout that could be meant, then those for experts of another kind."""
+    others = []
+    for sight in sights:
+        if sight.answer == "no" and not sight.engines and len(sight.reasons) == 1:
+            others.append((f"  {sight.layout}", sight.reasons[0]))
+        else:
+            _show_layout(sight)
+    if others:
+        report.heading("other layouts", "no")
+        report.table("", others, to_stdout=True)
+
+
+def _show_layout(sight: LayoutSight) -> None:
     because = f", because {sight.reasons[0]}" if sight.reasons else ""
-    report.heading(sight.layout, sight.answer, because, is_next=is_next)
+    report.heading(sight.layout, sight.answer, because)
     rows = [("", reason) for reason in sight.reasons[1:]]
     for engine in sight.engines:
         rows += [(engine.engine, f"{engine.answer}: {reason}") for reason in engine.reasons]

@@ -90,6 +90,7 @@ def show_plan(
         ),
         to_stdout=True,
     )
+    report.note("nothing was written; without `--dry-run` the same command converts")
 
 
 def existing(out: Path) -> Path:
@@ -147,14 +148,26 @@ def _extra(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "factors", ", ".join(f"{factor:g}" for factor in factors)
 
 
+def _resumed(jobs: int) -> Iterator[tuple[str, str]]:
+    if jobs:
+        yield "resumed", f"{jobs} shards were already there"
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A conversion that ended well: from where, to where, in how long, and what was written."""
+    """A conversion that ended well: from where, to where, in how long, and what was written.
+
+    Attributes
+    ----------
+    starts
+        The command of each engine that takes it.
+    """
 
     source: Path
     out: Path
     seconds: float
     manifest: Manifest
+    starts: tuple[str, ...]
 
 
 def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
@@ -172,11 +185,12 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
             ("serves", _serves(plan)),
             ("written", f"{report.size(run.bytes_written)} in {len(plan.jobs)} shards"),
             ("read", report.size(run.bytes_read)),
-            ("resumed", f"{run.jobs_resumed} shards were already there"),
+            *_resumed(run.jobs_resumed),
             ("time", f"{seconds:.1f} s, {report.size(rate)}/s"),
             ("peak memory", report.size(run.peak_rss_bytes)),
             *_extra(plan),
             *((("note", _NATIVE_FP4),) if "fp4" in plan.target.layout.id else ()),
             ("next", f"moeconv verify {out} --read-data --source {finished.source}"),
+            *(("then" if i == 0 else "or", start) for i, start in enumerate(finished.starts)),
         ),
     )
