@@ -107,6 +107,7 @@ COMMON_FIELDS: Final = {
     "order": "How gate and up rows stand in a fused source: `halves` or `pairs`.",
     "param": "The engine's parameter, as `w13_weight`.",
     "path": "Path in the directory.",
+    "peak_device_bytes": "Most GPU memory that its buffers took; 0 on a CPU.",
     "peak_rss_bytes": "Peak resident memory of that process.",
     "prefix": "Module that holds the experts, by its name in the checkpoint.",
     "probe_xxh3": "XXH3-128 of 64 KiB at the start, middle and end of the data.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from moeconv import report
 from moeconv.acceptance import check_engines, start_commands
+from moeconv.budget import budget_for
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.convert import convert
 from moeconv.errors import OutputError, VerifyError
@@ -19,7 +20,7 @@ from moeconv.kernels import pick
 from moeconv.options import Options
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord, read_manifest
-from moeconv.pipeline import Moved, slot_sizes
+from moeconv.pipeline import Moved
 from moeconv.plan import Plan, facts_entries, known_facts, plan_for
 from moeconv.preview import preview, surveyed, target_of
 from moeconv.recognition import pick_family
@@ -46,7 +47,7 @@ def run_convert(options: Options, wish: Wish) -> None:
     layout = choose_layout(wish, experts.stacks, checkpoint.config)
     plan = plan_for(checkpoint, family, experts, target_of(options, wish, layout, kernels))
     out = options.out or Path(out_name(checkpoint.name, layout, options.tp))
-    slot_sizes(plan.jobs, options.limits)  # refuses too small a limit before anything is written
+    budget_for(plan.jobs, options.limits, kernels)  # refuses a limit before anything is written
     model = model_of(family, checkpoint.config, kinds_of(plan.stacks), checkpoint.tensors)
     for warning in (*plan.warnings, *check_engines(layout, model)):
         report.warn(warning)

@@ -14,10 +14,11 @@ from moeconv.errors import UnsupportedError
 from moeconv.estimate import peak_rss_bytes
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, RunEntry, ShardRecord
-from moeconv.pipeline import Limits, Moved, Pipeline
+from moeconv.pipeline import Moved, Pipeline
 from moeconv.survey import survey
 
 if TYPE_CHECKING:
+    from moeconv.budget import Limits
     from moeconv.checkpoint.types import Checkpoint
     from moeconv.jobs import Job
     from moeconv.layouts.verbs import Kernels
@@ -35,6 +36,7 @@ class _Run:
     started_s: float = field(default_factory=time.monotonic)
     bytes_read: int = 0
     bytes_written: int = 0
+    peak_device_bytes: int = 0
     jobs_resumed: int = 0
 
     def entry(self) -> RunEntry:
@@ -46,6 +48,7 @@ class _Run:
             bytes_read=self.bytes_read,
             bytes_written=self.bytes_written,
             peak_rss_bytes=peak_rss_bytes(),
+            peak_device_bytes=self.peak_device_bytes,
             jobs_resumed=self.jobs_resumed,
         )
 
@@ -106,6 +109,7 @@ def _convert(
             if len(waiting) == before:
                 time.sleep(_POLL_S)  # the rest is being done by other processes
         run.bytes_read = reader.bytes_read
+        run.peak_device_bytes = pipeline.peak_device_bytes
     with directory.sealing() as is_mine:
         if is_mine:
             directory.copy_side_files(checkpoint.root, checkpoint.side_files)

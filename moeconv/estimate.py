@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import xxhash
 
+from moeconv.budget import Limits, budget_for
 from moeconv.jobs import Converted
-from moeconv.pipeline import Limits, read_matrix, scratch_for, slot_sizes
+from moeconv.reading import read_matrix
+from moeconv.ring import Ring, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 _ROUNDS: Final = 3
 _WRITTEN_BYTES: Final = 1 << 26
 _WRITES: Final = 16
-_DEVICE_COPIES: Final = 5
-"""Of a source matrix, at most, while a worker repacks it on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Estimate:
     host_bytes
         Peak memory of the process: what it holds now, and the buffers.
     device_bytes
-        Memory of tensors on a GPU, at most; 0 on a CPU.
+        All buffers on a GPU; 0 on a CPU.
     """
 
     seconds: float
@@ -67,7 +67,10 @@ def estimate(
     """
     job = next(job for job in plan.jobs if isinstance(job.tensors[0], Converted))
     tensors = [tensor for tensor in job.tensors if isinstance(tensor, Converted)]
-    rounds = [_seconds(tensors, plan, reader, kernels) for _ in range(_ROUNDS)]
+    budget = budget_for(plan.jobs, limits, kernels)
+    with closing(Ring(kernels, replace(budget, slots=1, stations=min(1, budget.stations)))) as ring:
+        slot = ring.take()
+        rounds = [_seconds(tensors, plan, reader, ring, slot) for _ in range(_ROUNDS)]
     nbytes = sum(tensor.output.spec.nbytes for tensor in tensors)
     cpus = len(os.sched_getaffinity(0))
     expert_bytes = sum(_expert_bytes(job) for job in plan.jobs)
@@ -75,15 +78,13 @@ def estimate(
     serial = min(digest for _, digest in rounds) / nbytes * plan.nbytes
     written = _seconds_a_byte(folder) * plan.nbytes
     seconds = max(parallel, serial, written) if cpus > 1 else parallel + serial + written
-    sizes = slot_sizes(plan.jobs, limits)
-    slots = min(limits.workers + 2, limits.max_host_bytes // sum(sizes))
     return Estimate(
         seconds=round(seconds, 3),
         bytes_per_s=plan.nbytes / max(seconds, 1e-9),
         sample_bytes=nbytes,
-        buffer_bytes=slots * sum(sizes),
-        host_bytes=peak_rss_bytes() + slots * sum(sizes),
-        device_bytes=0 if kernels.device == "cpu" else limits.workers * sizes[0] * _DEVICE_COPIES,
+        buffer_bytes=budget.host_bytes,
+        host_bytes=peak_rss_bytes() + budget.host_bytes,
+        device_bytes=budget.device_bytes,
     )
 
 
@@ -95,19 +96,18 @@ def peak_rss_bytes() -> int:
 
 
 def _seconds(
-    tensors: Sequence[Converted], plan: Plan, reader: Reader, kernels: Kernels
+    tensors: Sequence[Converted], plan: Plan, reader: Reader, ring: Ring, slot: Slot
 ) -> tuple[float, float]:
     """Return the time of a worker, and of the thread that digests the file, for one expert."""
     work = digest = 0.0
     for tensor in tensors:
         expert, matrix = tensor.experts[0], tensor.output.matrix
         places = tensor.places(expert)
-        source = kernels.empty(matrix.nbytes).reshape(matrix.shape)
-        out = kernels.empty(tensor.output.spec.nbytes)
-        scratch = np.empty(scratch_for(places, matrix), np.uint8)
+        sources = slot.source[: matrix.nbytes].reshape(1, *matrix.shape)
+        out = slot.out[: tensor.output.spec.nbytes]
         started = time.perf_counter()
-        read_matrix(reader, places, source, scratch)
-        kernels.lay_out(plan.verb(tensor, expert), source, out)
+        read_matrix(reader, places, sources[0], slot.scratch)
+        ring.lay_out(plan.verb(tensor, expert), sources, out.reshape(1, -1))
         xxhash.xxh3_128_hexdigest(out)
         laid_out = time.perf_counter()
         hashlib.sha256(out).hexdigest()

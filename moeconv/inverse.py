@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moeconv.budget import PIECE_BYTES, expert_sizes
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.checkpoint.reader import Reader
 from moeconv.errors import UnsupportedError, VerifyError
@@ -17,8 +18,9 @@ from moeconv.kernels.scalars import source_scale
 from moeconv.layouts import find_layout
 from moeconv.layouts.verbs import GlobalScale, is_lossless
 from moeconv.output.manifest import TensorEntry, WeightEntry
-from moeconv.pipeline import CHUNK_BYTES, Limits, Moved, read_matrix, slot_sizes
+from moeconv.pipeline import Moved
 from moeconv.plan import Target, known_facts, make_plan, stack_entries
+from moeconv.reading import read_matrix
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels, Verb
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from moeconv.plan import Known, Plan
     from moeconv.tensors import Bytes
 
-_NO_LIMIT = Limits(workers=1, max_host_bytes=1 << 62)
 _TWO = "one of the two is damaged, or they do not belong together"
 
 
@@ -60,8 +61,9 @@ def compare_with_source(
         facts=_facts(manifest),
     )
     where = _locations(manifest, plan, source)
-    sizes = slot_sizes(plan.jobs, _NO_LIMIT)
-    buffers = _Buffers(*(np.empty(size, np.uint8) for size in (sizes[0], sizes[0], *sizes[1:])))
+    sizes = expert_sizes(plan.jobs)
+    wanted = sizes.source, sizes.source, sizes.scratch, sizes.out
+    buffers = _Buffers(*(np.empty(size, np.uint8) for size in wanted))
     with Reader(checkpoint.root) as reader:
         check = _Check(files, reader, kernels, buffers)
         for tensor in (tensor for job in plan.jobs for tensor in job.tensors):
@@ -199,7 +201,7 @@ def _compare_bytes(
     files: Files, reader: Reader, tensor: Passthrough, file: str, begin: int
 ) -> Iterator[Moved]:
     size = tensor.spec.nbytes
-    here, there = (np.empty(min(CHUNK_BYTES, size), np.uint8) for _ in range(2))
+    here, there = (np.empty(min(PIECE_BYTES, size), np.uint8) for _ in range(2))
     for at in range(0, size, max(here.nbytes, 1)):
         count = min(here.nbytes, size - at)
         files.read(file, begin + at, here[:count])

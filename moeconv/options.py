@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moeconv.pipeline import Limits
+    from moeconv.budget import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,8 @@ class Options:
         `auto`, `cpu`, `cuda` or `cuda:N`.
     max_host_bytes
         Bound on all buffers together.
+    max_device_bytes
+        Bound on the buffers on a GPU.
     max_shard_bytes
         Largest output file.
     layers
@@ -49,6 +51,7 @@ class Options:
     tp: int | None = None
     device: str = "auto"
     max_host_bytes: int = 1 << 30
+    max_device_bytes: int = 1 << 30
     max_shard_bytes: int = 5 * 10**9
     layers: range | None = None
     workers: int = 2
@@ -61,6 +64,6 @@ class Options:
     @property
     def limits(self) -> Limits:
         """How much of the machine to use."""
-        from moeconv.pipeline import Limits
+        from moeconv.budget import Limits
 
-        return Limits(self.workers, self.max_host_bytes)
+        return Limits(self.workers, self.max_host_bytes, self.max_device_bytes)

@@ -1,38 +1,37 @@
-"""Fill one shard: read, lay out and write overlap, over a fixed set of reused buffers.
+"""Fill one shard: read, lay out and write overlap, over a fixed ring of reused buffers.
 
-Each piece (one expert of one parameter, or a chunk of a tensor that passes through) borrows a slot.
-Workers fill slots in any order; the calling thread takes them back in file order, digests them and
-hands them out again. The slots are the whole memory bound.
+Each piece (experts of one parameter, or a part of a tensor that passes through) borrows a slot.
+Workers fill slots in any order; whoever fills the shard takes them back in file order, digests
+them and gives them back.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import xxhash
 
-from moeconv.checkpoint.reader import Reader, scratch_bytes
-from moeconv.errors import UnsupportedError
-from moeconv.jobs import Converted, Job, Passthrough, Place
+from moeconv.budget import Limits, budget_for
+from moeconv.checkpoint.reader import Reader
+from moeconv.jobs import Converted, Job, Passthrough
 from moeconv.output.manifest import ShardRecord, SourceDigest, TensorRecord
 from moeconv.output.shard import Entry, ShardWriter, arrange
 from moeconv.plan import Plan
+from moeconv.reading import read_matrix
+from moeconv.ring import Ring, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from moeconv.layouts.layout import Matrix
-    from moeconv.layouts.verbs import Kernels
+    from moeconv.layouts.verbs import Kernels, Verb
     from moeconv.tensors import Bytes
-
-CHUNK_BYTES: Final = 1 << 24
-"""Largest piece of a tensor that passes through."""
 
 METADATA: Final[Mapping[str, str]] = {"format": "pt"}
 """What readers of safetensors expect in a header."""
@@ -46,42 +45,38 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much of the machine to use: threads, and bytes of all buffers together."""
+class _Experts:
+    """Consecutive experts of one parameter that one verb lays out, to `[at, at + size)`."""
 
-    workers: int
-    max_host_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """What goes to `[at, at + size)` of the shard: an expert, or a chunk from `begin` on."""
-
-    tensor: Converted | Passthrough
+    tensor: Converted
     at: int
     size: int
-    expert: int = 0
-    begin: int = 0
+    experts: range
+    verb: Verb
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
-    """Buffers of one piece: the source matrix, what is read on the way to it, and the result."""
+class _Chunk:
+    """Bytes of a tensor that passes through, from `begin` on, to `[at, at + size)`."""
 
-    source: Bytes
-    scratch: Bytes
-    out: Bytes
+    tensor: Passthrough
+    at: int
+    size: int
+    begin: int
+
+
+_Piece: TypeAlias = "_Experts | _Chunk"
 
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """A piece that is written: its digest, and those of what was read for it."""
+    """A piece that is written: a digest an expert, and those of what was read for them."""
 
-    xxh3: str
-    sources: tuple[SourceDigest, ...]
+    xxh3: tuple[str, ...] = ()
+    sources: tuple[SourceDigest, ...] = ()
 
 
-_Pending: TypeAlias = "tuple[_Piece, _Slot, Future[_Filled]]"
+_Pending: TypeAlias = "tuple[_Piece, Slot, Future[_Filled]]"
 
 
 class Pipeline:
@@ -99,15 +94,13 @@ class Pipeline:
     Raises
     ------
     UnsupportedError
-        The memory limit does not hold one expert.
+        A memory limit does not hold one expert, or the machine has not so much.
     """
 
     def __init__(self, reader: Reader, kernels: Kernels, plan: Plan, limits: Limits) -> None:
-        sizes = slot_sizes(plan.jobs, limits)
-        self._reader, self._kernels, self._plan = reader, kernels, plan
-        self._chunk_bytes = sizes[2]
-        count = min(limits.workers + 2, limits.max_host_bytes // sum(sizes))
-        self._free = [_Slot(*(kernels.empty(size) for size in sizes)) for _ in range(count)]
+        budget = budget_for(plan.jobs, limits, kernels)
+        self._reader, self._plan, self._sizes = reader, plan, budget.sizes
+        self._ring = Ring(kernels, budget)
         self._pool = ThreadPoolExecutor(limits.workers, thread_name_prefix="moeconv")
 
     def __enter__(self) -> Self:
@@ -120,20 +113,28 @@ class Pipeline:
         trace: TracebackType | None,
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self._ring.close()
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """Most device memory that was taken so far; 0 on the host."""
+        return self._ring.peak_device_bytes
 
     def fill(self, job: Job, temporary: Path, final: Path) -> Iterator[Moved | ShardRecord]:
-        """Write one shard; yield bytes as they are done, then the record of the durable shard."""
+        """Write one shard; yield bytes as they are done, then the record of the durable shard.
+
+        Several shards may be filled at once, each by a thread of its own.
+        """
         layout = arrange({tensor.name: tensor.spec for tensor in job.tensors}, METADATA)
         tensors = {tensor.name: tensor for tensor in job.tensors}
         pending: deque[_Pending] = deque()
         book = _Book()
-        with ShardWriter(temporary, final, layout) as shard:
+        with ShardWriter(temporary, final, layout) as shard, self._ring.sharing():
             try:
                 for entry in layout.entries:
                     for piece in self._pieces(tensors[entry.name], entry):
-                        if not self._free:
+                        while (slot := self._ring.take_another(len(pending))) is None:
                             yield self._take_back(pending.popleft(), shard, book)
-                        slot = self._free.pop()
                         future = self._pool.submit(self._work, piece, slot, shard)
                         pending.append((piece, slot, future))
                 while pending:
@@ -149,31 +150,45 @@ class Pipeline:
         yield ShardRecord(file, layout.size, sha256, "written", records, tuple(book.sources))
 
     def _pieces(self, tensor: Converted | Passthrough, entry: Entry) -> Iterator[_Piece]:
-        if isinstance(tensor, Converted):
-            size = tensor.output.spec.nbytes
-            for i, expert in enumerate(tensor.experts):
-                yield _Piece(tensor, entry.begin + i * size, size, expert=expert)
+        if isinstance(tensor, Passthrough):
+            for begin in range(0, tensor.spec.nbytes, self._sizes.out):
+                size = min(self._sizes.out, tensor.spec.nbytes - begin)
+                yield _Chunk(tensor, entry.begin + begin, size, begin)
             return
-        for begin in range(0, tensor.spec.nbytes, self._chunk_bytes):
-            size = min(self._chunk_bytes, tensor.spec.nbytes - begin)
-            yield _Piece(tensor, entry.begin + begin, size, begin=begin)
+        output, at = tensor.output, entry.begin
+        most = min(
+            self._sizes.source // max(output.matrix.nbytes, 1),
+            self._sizes.out // max(output.spec.nbytes, 1),
+        )
+        for verb, alike in groupby(tensor.experts, lambda expert: self._plan.verb(tensor, expert)):
+            experts = tuple(alike)
+            for first in range(experts[0], experts[-1] + 1, most):
+                batch = range(first, min(first + most, experts[-1] + 1))
+                size = len(batch) * output.spec.nbytes
+                yield _Experts(tensor, at, size, batch, verb)
+                at += size
 
-    def _work(self, piece: _Piece, slot: _Slot, shard: ShardWriter) -> _Filled:
+    def _work(self, piece: _Piece, slot: Slot, shard: ShardWriter) -> _Filled:
         out = slot.out[: piece.size]
-        sources: tuple[SourceDigest, ...] = ()
-        if isinstance(piece.tensor, Converted):
-            matrix = piece.tensor.output.matrix
-            source = slot.source[: matrix.nbytes].reshape(matrix.shape)
-            places = piece.tensor.places(piece.expert)
-            sources = read_matrix(self._reader, places, source, slot.scratch)
-            verb = self._plan.verb(piece.tensor, piece.expert)
-            self._kernels.lay_out(verb, source, out)
-            xxh3 = xxhash.xxh3_128_hexdigest(out)
+        if isinstance(piece, _Experts):
+            filled = self._laid_out(piece, slot, out)
         else:
             self._reader.read(piece.tensor.ref, piece.begin, out)
-            xxh3 = ""
+            filled = _Filled()
         shard.write(piece.at, out)
-        return _Filled(xxh3, sources)
+        return filled
+
+    def _laid_out(self, piece: _Experts, slot: Slot, out: Bytes) -> _Filled:
+        """Read the experts of a piece into a slot and lay them out there."""
+        matrix, count = piece.tensor.output.matrix, len(piece.experts)
+        outs = out.reshape(count, piece.tensor.output.spec.nbytes)
+        sources = slot.source[: count * matrix.nbytes].reshape(count, *matrix.shape)
+        digests: list[SourceDigest] = []
+        for expert, source in zip(piece.experts, sources, strict=True):
+            places = piece.tensor.places(expert)
+            digests.extend(read_matrix(self._reader, places, source, slot.scratch))
+        self._ring.lay_out(piece.verb, sources, outs)
+        return _Filled(tuple(xxhash.xxh3_128_hexdigest(out) for out in outs), tuple(digests))
 
     def _take_back(self, pending: _Pending, shard: ShardWriter, book: _Book) -> Moved:
         piece, slot, future = pending
@@ -183,7 +198,7 @@ class Pipeline:
             shard.digest(piece.at, out)
             book.note(piece, filled, out)
         finally:
-            self._free.append(slot)
+            self._ring.give_back(slot)
         return Moved(piece.size)
 
     def _abandon(self, pending: deque[_Pending]) -> None:
@@ -191,7 +206,7 @@ class Pipeline:
         for _, slot, future in pending:
             if not future.cancel():
                 future.exception()
-            self._free.append(slot)
+            self._ring.give_back(slot)
 
 
 class _Book:
@@ -203,9 +218,9 @@ class _Book:
         self._whole: dict[str, xxhash.xxh3_128] = {}
 
     def note(self, piece: _Piece, filled: _Filled, out: Bytes) -> None:
-        """Take in the digest of an expert, or the bytes of a chunk."""
-        if isinstance(piece.tensor, Converted):
-            self._experts.setdefault(piece.tensor.name, []).append(filled.xxh3)
+        """Take in the digests of experts, or the bytes of a chunk."""
+        if isinstance(piece, _Experts):
+            self._experts.setdefault(piece.tensor.name, []).extend(filled.xxh3)
             self.sources.extend(filled.sources)
         else:
             self._whole.setdefault(piece.tensor.name, xxhash.xxh3_128()).update(out)
@@ -215,63 +230,3 @@ class _Book:
         if name in self._experts:
             return tuple(self._experts[name])
         return (self._whole.get(name, xxhash.xxh3_128()).hexdigest(),)
-
-
-def read_matrix(
-    reader: Reader, places: Sequence[Place], out: Bytes, scratch: Bytes
-) -> tuple[SourceDigest, ...]:
-    """Assemble the source matrix of one expert in `out`, zeros where it is padded.
-
-    Returns the digests of what was read, a source tensor each.
-    """
-    filled = sum(
-        place.part.shape[0] * place.part.shape[1] * place.part.item_bytes for place in places
-    )
-    if filled < out.nbytes:
-        out.fill(0)
-    sources = []
-    for place in places:
-        part = place.part
-        rows, cols = part.shape
-        window = out[place.row : place.row + rows, : cols * part.item_bytes]
-        raw = reader.read_part(part, window, scratch)
-        digest = xxhash.xxh3_128_hexdigest(raw)
-        sources.append(SourceDigest(part.ref.name, *part.span, digest))
-    return tuple(sources)
-
-
-def scratch_for(places: Sequence[Place], matrix: Matrix) -> int:
-    """Return the bytes that reading a source matrix needs beside it."""
-    return max((scratch_bytes(place.part, matrix.row_bytes) for place in places), default=0)
-
-
-def slot_sizes(jobs: Iterable[Job], limits: Limits) -> tuple[int, int, int]:
-    """Return the bytes of a slot's three buffers: source matrix, scratch, result.
-
-    Raises
-    ------
-    UnsupportedError
-        The memory limit does not hold one slot.
-    """
-    source = scratch = out = chunk = 0
-    for job in jobs:
-        for tensor in job.tensors:
-            if isinstance(tensor, Converted):
-                matrix = tensor.output.matrix
-                places = tensor.places(tensor.experts[0])
-                source = max(source, matrix.nbytes)
-                scratch = max(scratch, scratch_for(places, matrix))
-                out = max(out, tensor.output.spec.nbytes)
-            else:
-                chunk = max(chunk, min(CHUNK_BYTES, tensor.spec.nbytes))
-    needed = source + scratch + out
-    if needed > limits.max_host_bytes:
-        message = (
-            f"`--max-host-memory` {limits.max_host_bytes} bytes does not hold one expert: "
-            f"{needed} bytes are needed"
-        )
-        hint = f"`--max-host-memory {-(-needed // 1_000_000)}MB` would do"
-        raise UnsupportedError(message, hint=hint)
-    # A chunk needs only the result buffer, which may be as large as the limit allows one slot.
-    out = max(out, min(chunk, limits.max_host_bytes - source - scratch), 1)
-    return source, scratch, out

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from moeconv import report
 from moeconv.acceptance import check_engines
+from moeconv.budget import budget_for
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.checkpoint.reader import Reader
 from moeconv.errors import MoeconvError, OutputError
@@ -23,7 +24,6 @@ from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.options import Options
 from moeconv.output.directory import OutputDirectory
-from moeconv.pipeline import slot_sizes
 from moeconv.plan import Plan, Target, plan_for
 from moeconv.recognition import pick_family
 from moeconv.summary import existing, show_plan
@@ -61,7 +61,7 @@ def preview(options: Options, wish: Wish) -> None:
             target = target_of(options, wish, layout, kernels)
             plan = plan_for(checkpoint, family, experts, target)
             out = options.out or Path(out_name(checkpoint.name, layout, options.tp))
-            problems += _obstacles(plan, out, options)
+            problems += _obstacles(plan, out, options, kernels)
             plan = surveyed(plan, checkpoint, options.max_lost_share)
             if not problems:
                 with Reader(checkpoint.root) as reader:
@@ -111,11 +111,11 @@ def surveyed(plan: Plan, checkpoint: Checkpoint, max_lost_share: float) -> Plan:
     return plan
 
 
-def _obstacles(plan: Plan, out: Path, options: Options) -> list[MoeconvError]:
+def _obstacles(plan: Plan, out: Path, options: Options, kernels: Kernels) -> list[MoeconvError]:
     """Return what this machine has against a plan: memory, the output directory, disk space."""
     problems: list[MoeconvError] = []
     with _noting(problems):
-        slot_sizes(plan.jobs, options.limits)
+        budget_for(plan.jobs, options.limits, kernels)
     if not options.overwrite:
         with _noting(problems):
             OutputDirectory.check(out, plan.id, plan.identity)

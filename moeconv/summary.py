@@ -103,6 +103,11 @@ def _device(cost: Estimate) -> Iterator[tuple[str, str]]:
         yield "GPU memory", f"at most {report.size(cost.device_bytes)}, an estimate"
 
 
+def _peak(device_bytes: int) -> Iterator[tuple[str, str]]:
+    if device_bytes:
+        yield "on the GPU", report.size(device_bytes)
+
+
 def _time(cost: Estimate) -> str:
     return (
         f"about {report.duration(cost.seconds)} at {report.size(cost.bytes_per_s)}/s: an estimate, "
@@ -188,6 +193,7 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
             *_resumed(run.jobs_resumed),
             ("time", f"{seconds:.1f} s, {report.size(rate)}/s"),
             ("peak memory", report.size(run.peak_rss_bytes)),
+            *_peak(run.peak_device_bytes),
             *_extra(plan),
             *((("note", _NATIVE_FP4),) if "fp4" in plan.target.layout.id else ()),
             ("next", f"moeconv verify {out} --read-data --source {finished.source}"),

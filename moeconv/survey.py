@@ -15,8 +15,9 @@ from moeconv.errors import SourceError, UnsupportedError
 from moeconv.jobs import Converted, places
 from moeconv.kernels.marlin import count_bytes
 from moeconv.layouts.layout import Facts, Slice, Survey
-from moeconv.pipeline import Moved, read_matrix, scratch_for
+from moeconv.pipeline import Moved
 from moeconv.plan import Known, Plan
+from moeconv.reading import read_matrix, scratch_for
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.reader import Reader

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from moeconv.budget import PIECE_BYTES
 from moeconv.checkpoint.header import read_header
 from moeconv.checkpoint.index import WEIGHT_SUFFIXES
 from moeconv.errors import SourceError, VerifyError
@@ -19,7 +20,7 @@ from moeconv.inverse import compare_with_source
 from moeconv.output.files import Files
 from moeconv.output.manifest import MANIFEST_NAME, Manifest, TensorEntry, WeightEntry, read_manifest
 from moeconv.output.removal import WORK_FOLDER
-from moeconv.pipeline import CHUNK_BYTES, Moved
+from moeconv.pipeline import Moved
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels
@@ -199,7 +200,7 @@ def _check_digests(files: Files, manifest: Manifest) -> Iterator[Moved | str]:
 
 
 def _chunks(files: Files, name: str, begin: int, end: int) -> Iterator[memoryview]:
-    buffer = np.empty(min(CHUNK_BYTES, end - begin), np.uint8)
+    buffer = np.empty(min(PIECE_BYTES, end - begin), np.uint8)
     for at in range(begin, end, max(buffer.nbytes, 1)):
         chunk = buffer[: min(buffer.nbytes, end - at)]
         files.read(name, at, chunk)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from typer.testing import CliRunner
 
+from moeconv.budget import Limits
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.checkpoint.types import Checkpoint
 from moeconv.cli import app
@@ -23,7 +24,7 @@ from moeconv.layouts import TRTLLM_BF16
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord
-from moeconv.pipeline import Limits, Moved
+from moeconv.pipeline import Moved
 from moeconv.plan import Plan, Target, make_plan
 from moeconv.serving import open_converted
 

@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeconv.checkpoint.reader import Reader
+from moeconv.budget import Limits
 from moeconv.convert import convert
-from moeconv.errors import UnsupportedError
-from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord
-from moeconv.pipeline import Limits, Moved, Pipeline, slot_sizes
+from moeconv.pipeline import Moved
 from tests import runs
 from tests.runs import Wanted
 
@@ -50,6 +48,7 @@ def test_events_add_up(source, tmp_path):
     assert run.bytes_read >= plan.nbytes
     assert run.seconds > 0
     assert run.peak_rss_bytes > 10**7
+    assert run.peak_device_bytes == 0
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -93,40 +92,6 @@ def test_each_process_starts_with_its_own_share(
     files = [e.file for e in runs.events(source, out, wanted) if isinstance(e, ShardRecord)]
     assert files[0] == plan.jobs[len(plan.jobs) * int(rank) // int(size)].file
     assert sorted(files) == sorted(job.file for job in plan.jobs)
-
-
-def test_memory_that_does_not_hold_one_expert_is_refused_with_the_figure(source):
-    plan, _ = runs.plan(source)
-    with pytest.raises(UnsupportedError, match=r"does not hold one expert: \d+ bytes") as error:
-        slot_sizes(plan.jobs, Limits(1, 1000))
-    needed = int(str(error.value).split(": ")[1].split()[0])
-    assert slot_sizes(plan.jobs, Limits(1, needed))
-    with pytest.raises(UnsupportedError):
-        slot_sizes(plan.jobs, Limits(1, needed - 1))
-
-
-class Counting(CpuKernels):
-    """Kernels that add up what buffers were asked for."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-
-    def empty(self, nbytes):
-        self.nbytes += nbytes
-        return super().empty(nbytes)
-
-
-@pytest.mark.parametrize("storage", ["per-expert", "transposed"])
-@pytest.mark.parametrize("factor", [1.0, 1.5, 2.9, 100.0])
-def test_buffers_keep_to_the_bound(make_checkpoint, storage, factor):
-    plan, checkpoint = runs.plan(make_checkpoint(storage=storage))
-    limit = int(sum(slot_sizes(plan.jobs, Limits(1, 1 << 40))) * factor)
-    kernels = Counting()
-    with (
-        Reader(checkpoint.root) as reader,
-        Pipeline(reader, kernels, plan, Limits(8, limit)),
-    ):
-        assert 0 < kernels.nbytes <= limit
 
 
 def test_side_files_are_as_they_were(source, tmp_path):

@@ -72,6 +72,13 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         help="Bound on all buffers together.",
         show_default="1GiB",
     ),
+    "max_device_bytes": typer.Option(
+        "--max-device-memory",
+        parser=parse_size,
+        metavar="SIZE",
+        help="Bound on the buffers on a GPU.",
+        show_default="1GiB",
+    ),
     "max_shard_bytes": typer.Option(
         "--max-shard-size",
         parser=parse_size,

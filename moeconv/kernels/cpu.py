@@ -6,7 +6,6 @@ are a void dtype, so that no value is ever interpreted. `numpy.take` releases th
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,11 +31,6 @@ class CpuKernels:
     """Satisfies `layouts.verbs.Kernels` on the host."""
 
     device = "cpu"
-
-    def empty(self, nbytes: int) -> Bytes:
-        """Return a page-aligned host buffer."""
-        # A map of its own starts on a page, which lets the file be written past the page cache.
-        return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)[:nbytes]
 
     def lay_out(self, verb: Verb, source: Bytes, out: Bytes) -> None:
         """Fill `out`."""

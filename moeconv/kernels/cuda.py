@@ -9,14 +9,16 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 
 from moeconv.errors import UnsupportedError
+from moeconv.kernels.station import Station, is_unified, pinned
 from moeconv.kernels.torch import TorchBatch
 from moeconv.layouts.verbs import GlobalScale
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from moeconv.layouts.verbs import Verb
     from moeconv.tensors import Bytes
 
@@ -27,6 +29,11 @@ class Batch(Protocol):
     @property
     def name(self) -> str:
         """What its kernels are written in: `torch` or `triton`."""
+        ...
+
+    @property
+    def spare(self) -> int:
+        """Device memory that a call takes beside its arguments, in times the larger of them."""
         ...
 
     def lay_out_batch(self, verb: Verb, sources: torch.Tensor, outs: torch.Tensor) -> None:
@@ -54,6 +61,9 @@ class CudaKernels:
             if (self._device.index or 0) >= count:
                 message = f"there is no device `{device}`: torch {torch.__version__} sees {count}"
                 raise UnsupportedError(message, hint="use `--device cpu`; it writes the same bytes")
+        self._copies = self._device.type == "cuda" and not is_unified(
+            torch.cuda.get_device_properties(self._device)
+        )
         self._local = threading.local()
         self._batch: Batch = TorchBatch(self._device)
 
@@ -61,11 +71,6 @@ class CudaKernels:
     def device(self) -> str:
         """The device, as torch names it."""
         return str(self._device)
-
-    def empty(self, nbytes: int) -> Bytes:
-        """Return a pinned host buffer."""
-        pin = self._device.type == "cuda"
-        return np.asarray(torch.empty(nbytes, dtype=torch.uint8, pin_memory=pin).numpy())
 
     def lay_out(self, verb: Verb, source: Bytes, out: Bytes) -> None:
         """Fill `out`."""
@@ -103,6 +108,37 @@ class CudaKernels:
         The arguments are those of `lay_out_batch`; what is lost is said at `Kernels.invert`.
         """
         self._batch.invert_batch(verb, stored, sources)
+
+    def batch_bytes(self, source_bytes: int, out_bytes: int) -> int:
+        """Return the device memory of a batch: both copies, and what the kernels need beside."""
+        copies = source_bytes + out_bytes if self._copies else 0
+        return copies + self._batch.spare * max(source_bytes, out_bytes)
+
+    def station(self, source_bytes: int, out_bytes: int) -> Station:
+        """Return a place for batches of at most such sizes.
+
+        Raises
+        ------
+        UnsupportedError
+            The device has no memory for it.
+        """
+        try:
+            return Station(self, self._device, (source_bytes, out_bytes), copies=self._copies)
+        except torch.OutOfMemoryError as error:
+            message = f"`{self._device}` has no {source_bytes + out_bytes} bytes free"
+            hint = "is it in use? `--device cpu` writes the same bytes"
+            raise UnsupportedError(message, hint=hint) from error
+
+    def pinned(self, memory: Bytes) -> AbstractContextManager[None]:
+        """Pin host memory while the block runs."""
+        return pinned(memory, self._device)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most device memory that torch took so far; the driver's own, some 0.5 GB, is beside."""
+        if self._device.type != "cuda":
+            return 0
+        return torch.cuda.max_memory_reserved(self._device)
 
     def _move(self, verb: Verb, given: Bytes, wanted: Bytes, *, inverse: bool) -> None:
         batch = self.invert_batch if inverse else self.lay_out_batch

@@ -34,10 +34,6 @@ class ReferenceKernels:
 
     device = "cpu"
 
-    def empty(self, nbytes: int) -> Bytes:
-        """Return a host buffer."""
-        return np.empty(nbytes, np.uint8)
-
     def lay_out(self, verb: Verb, source: Bytes, out: Bytes) -> None:
         """Fill `out`."""
         if isinstance(verb, GlobalScale):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
 
     from moeconv.tensors import Bytes
@@ -158,10 +160,6 @@ class Kernels(Protocol):
         """What it runs on, as `cpu` or `cuda:0`."""
         ...
 
-    def empty(self, nbytes: int) -> Bytes:
-        """Return an uninitialised host buffer that suits this device's copies."""
-        ...
-
     def lay_out(self, verb: Verb, source: Bytes, out: Bytes) -> None:
         """Fill `out` (flat, contiguous host bytes) with `source` (a host matrix) laid out."""
         ...
@@ -172,6 +170,14 @@ class Kernels(Protocol):
         Where bytes are lost, the lowest that gives the stored byte stands in for them. A
         `GlobalScale` has no inverse; its source is left as it is.
         """
+        ...
+
+
+class Station(Protocol):
+    """A place on a device for one batch at a time."""
+
+    def lay_out(self, verb: Verb, sources: Bytes, outs: Bytes) -> None:
+        """Fill each row of `outs` with that row of `sources` laid out; both on the host."""
         ...
 
 
@@ -190,4 +196,21 @@ class DeviceKernels(Kernels, Protocol):
 
     def invert_batch(self, verb: Verb, stored: torch.Tensor, sources: torch.Tensor) -> None:
         """Fill each row of `sources` with the matrix that `lay_out_batch` made `stored` from."""
+        ...
+
+    def batch_bytes(self, source_bytes: int, out_bytes: int) -> int:
+        """Return the device memory that a batch of such sizes takes from copy to copy."""
+        ...
+
+    def station(self, source_bytes: int, out_bytes: int) -> Station:
+        """Return a place for batches of at most such sizes."""
+        ...
+
+    def pinned(self, memory: Bytes) -> AbstractContextManager[None]:
+        """Let the device copy from and to this host memory directly, while the block runs."""
+        ...
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most device memory that this process took so far, beside the driver's own."""
         ...

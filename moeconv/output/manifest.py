@@ -175,6 +175,7 @@ class RunEntry:
     bytes_read: int
     bytes_written: int
     peak_rss_bytes: int
+    peak_device_bytes: int
     jobs_resumed: int
 
 

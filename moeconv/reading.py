@@ -1,0 +1,44 @@
+"""How does the source matrix of one expert come together?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from moeconv.checkpoint.reader import Reader, scratch_bytes
+from moeconv.jobs import Place
+from moeconv.output.manifest import SourceDigest
+
+if TYPE_CHECKING:
+    from moeconv.layouts.layout import Matrix
+    from moeconv.tensors import Bytes
+
+
+def read_matrix(
+    reader: Reader, places: Sequence[Place], out: Bytes, scratch: Bytes
+) -> tuple[SourceDigest, ...]:
+    """Assemble the source matrix of one expert in `out`, zeros where it is padded.
+
+    Returns the digests of what was read, a source tensor each.
+    """
+    filled = sum(
+        place.part.shape[0] * place.part.shape[1] * place.part.item_bytes for place in places
+    )
+    if filled < out.nbytes:
+        out.fill(0)
+    sources = []
+    for place in places:
+        part = place.part
+        rows, cols = part.shape
+        window = out[place.row : place.row + rows, : cols * part.item_bytes]
+        raw = reader.read_part(part, window, scratch)
+        digest = xxhash.xxh3_128_hexdigest(raw)
+        sources.append(SourceDigest(part.ref.name, *part.span, digest))
+    return tuple(sources)
+
+
+def scratch_for(places: Sequence[Place], matrix: Matrix) -> int:
+    """Return the bytes that reading a source matrix needs beside it."""
+    return max((scratch_bytes(place.part, matrix.row_bytes) for place in places), default=0)

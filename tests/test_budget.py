@@ -1,0 +1,110 @@
+"""Memory is spent once, within its limits, and what is bought with it changes no byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeconv.budget import PIECE_BYTES, Limits, budget_for, expert_sizes
+from moeconv.convert import convert
+from moeconv.errors import UnsupportedError
+from moeconv.jobs import Converted
+from moeconv.kernels.cpu import CpuKernels
+from moeconv.kernels.cuda import CudaKernels
+from moeconv.layouts.verbs import DeviceKernels
+from moeconv.output.directory import OutputDirectory
+from moeconv.pipeline import Moved
+from moeconv.plan import Plan
+from tests import runs
+from tests.fp4.models import Model
+from tests.sources import Tiny, write_tiny
+
+HOST, DEVICE = CpuKernels(), CudaKernels("cpu")
+AMPLE = 1 << 40
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    return runs.plan(write_tiny(tmp_path_factory.mktemp("budget") / "source", Tiny()))[0]
+
+
+@given(
+    workers=st.integers(1, 40),
+    host=st.integers(200_000, 1 << 24),
+    device=st.integers(1_000_000, 1 << 24),
+)
+def test_limits_are_kept_and_used(plan, workers, host, device):
+    limits = Limits(workers, host, device)
+    for kernels in (HOST, DEVICE):
+        budget = budget_for(plan.jobs, limits, kernels)
+        least = expert_sizes(plan.jobs)
+        assert least.total <= budget.sizes.total
+        assert budget.host_bytes <= host
+        assert budget.device_bytes <= device
+        assert 1 <= budget.slots <= workers + 2
+        assert budget.slots == workers + 2 or host < (workers + 2) * least.total
+        assert bool(budget.stations) == isinstance(kernels, DeviceKernels)
+
+
+@pytest.mark.parametrize("option", ["--max-host-memory", "--max-device-memory"])
+def test_a_limit_that_does_not_hold_one_expert_is_refused_with_the_figure(plan, option):
+    def budget(nbytes: int) -> object:
+        names = {"--max-host-memory": "max_host_bytes", "--max-device-memory": "max_device_bytes"}
+        return budget_for(plan.jobs, Limits(1, **{names[option]: nbytes}), DEVICE)
+
+    with pytest.raises(UnsupportedError, match=rf"`{option}` 1000 bytes .* one expert") as error:
+        budget(1000)
+    needed = int(str(error.value).split(": ")[1].split()[0])
+    assert budget(needed)
+    with pytest.raises(UnsupportedError) as error:
+        budget(needed - 1)
+    assert option in (error.value.hint or "")
+
+
+def test_pieces_stay_small_where_memory_is_ample(plan):
+    sizes = budget_for(plan.jobs, Limits(64, AMPLE, AMPLE), HOST).sizes
+    assert max(sizes.source, sizes.out) <= PIECE_BYTES
+    assert sizes.source > expert_sizes(plan.jobs).source
+
+
+def experts_of(plan: Plan) -> int:
+    tensors = (tensor for job in plan.jobs for tensor in job.tensors)
+    return sum(len(tensor.experts) for tensor in tensors if isinstance(tensor, Converted))
+
+
+@pytest.mark.parametrize("storage", ["per-expert", "stacked", "transposed", "plain"])
+@pytest.mark.parametrize("kernels", [HOST, DEVICE], ids=["host", "torch"])
+def test_one_expert_a_piece_or_all_of_them(make_checkpoint, tmp_path, storage, kernels):
+    source = make_checkpoint(storage=storage, experts=7, layers=1)
+    plan, checkpoint = runs.plan(source)
+    least = expert_sizes(plan.jobs).total
+    expected = runs.tree(runs.run(source, tmp_path / "expected"))
+    pieces = set()
+    for workers, host in ((1, least), (1, 2 * least), (3, 17 * least), (2, AMPLE)):
+        out = tmp_path / f"{workers}-{host}"
+        directory = OutputDirectory(out, plan.id, plan.identity)
+        events = list(convert(plan, checkpoint, directory, kernels, Limits(workers, host)))
+        pieces.add(sum(isinstance(event, Moved) for event in events))
+        assert runs.tree(out) == expected
+    assert min(pieces) < experts_of(plan) < max(pieces)
+
+
+@pytest.mark.parametrize(("kind", "flag"), [("modelopt", "--reconcile-scales"), ("gptoss", "")])
+def test_experts_that_need_verbs_of_their_own(tmp_path, kind, flag):
+    """NVFP4 with differing global scales: each expert has its own table."""
+    Model(kind, experts=5, layers=1).write(tmp_path / "source")
+
+    def converted(name: str, *options: str) -> Path:
+        command = ["marlin-fp4", tmp_path / "source", "--out", tmp_path / name, "--device", "cpu"]
+        runs.invoke(*command, *filter(None, (flag, *options)))
+        out: Path = tmp_path / name
+        return out
+
+    expected = runs.tree(converted("all"))
+    one = converted("one", "--max-host-memory", "300KB", "--workers", "1")
+    assert runs.tree(one) == expected
+    some = converted("some", "--max-host-memory", "2MB", "--workers", "3")
+    assert runs.tree(some) == expected
