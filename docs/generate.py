@@ -22,7 +22,7 @@ import msgspec
 from drawings import DRAWINGS
 
 import moeconv
-from moeconv.acceptance import ROWS, answers
+from moeconv.acceptance import ROWS, answers, make_command
 from moeconv.families import FAMILIES
 from moeconv.families.family import Family
 from moeconv.inspected import Inspection
@@ -77,6 +77,8 @@ ROWS_TEXT: Final = """\
 The table that `inspect`, `--dry-run` and conversions go by. Names in italics stand for what the
 model has.
 """
+
+README_MARK: Final = "<!-- The table is made by docs/generate.py. -->"
 
 COMMON_FIELDS: Final = {
     "backend": "The engine's option that selects the kernel.",
@@ -233,6 +235,35 @@ def support_page() -> str:
     return "\n".join(parts)
 
 
+def readme() -> str:
+    """Return the README with its support table made anew, between two marks."""
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(README_MARK)
+    _, _, after = rest.partition(README_MARK)
+    rows: dict[tuple[str, ...], dict[str, None]] = {}
+    for layout in LAYOUTS:
+        for engine in layout.engines:
+            row = (f"`moeconv {make_command(layout)}`", *_served(layout, engine))
+            rows.setdefault(row, {}).update(dict.fromkeys(layout.schemes))
+    table = _table(
+        ("experts stored as", "command", "engine", "its flag", "GPU"),
+        ((", ".join(schemes), *row) for row, schemes in rows.items()),
+    )
+    count = sum(len(family.model_types) for family in FAMILIES)
+    names = ", ".join(family.name for family in FAMILIES)
+    families = f"\n{len(FAMILIES)} families, {count} model types: {names}.\n"
+    return f"{before}{README_MARK}\n\n{table}{families}\n{README_MARK}{after}"
+
+
+def _served(layout: Layout, engine: Engine) -> tuple[str, str, str]:
+    """Return an engine with its versions, what selects the kernel there, and the GPU for it."""
+    kind = Kind(layout.schemes[0], 8, 2048, 1024, gated=True)
+    model = model_of(FAMILIES[0], {"model_type": FAMILIES[0].model_types[0]}, (kind,), ())
+    needs = next(one.needs for one in answers(layout, model) if one.engine == engine)
+    gpus = "; ".join(need.removeprefix("a GPU of ") for need in needs if "capability" in need)
+    return f"{engine.name} `{engine.versions}`", f"`{engine.backend}`", gpus
+
+
 def _takes() -> str:
     """Return which engine takes which family in which layout, and the notes to it."""
     notes: dict[str, int] = {}
@@ -351,6 +382,7 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "../README.md": readme,
     "reference/cli.md": cli_page,
     "reference/manifest.md": manifest_page,
     "reference/manifest.schema.json": schema,

@@ -215,6 +215,12 @@ _START: Final = {
 """How an engine is started on a converted directory."""
 
 
+def make_command(layout: Layout) -> str:
+    """Return the command that makes a layout, without the program and the checkpoint."""
+    is_other = layout.engines[0].name == "sglang"
+    return f"{layout.verb} --engine sglang" if is_other else layout.verb
+
+
 def start_command(engine: Engine, out: Path) -> str | None:
     """Return the command that serves a converted directory; `None` for an engine not known here."""
     command = _START.get(engine.name)

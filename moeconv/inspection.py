@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from moeconv.acceptance import Answer, answers, start_command
+from moeconv.acceptance import Answer, answers, make_command, start_command
 from moeconv.checkpoint.index import open_checkpoint, read_config
 from moeconv.errors import MoeconvError, SourceError, UnsupportedError
 from moeconv.experts import look_for_experts
@@ -185,7 +185,7 @@ def _layout(
         left=left,
         tp_sizes=served,
         own_tp_sizes=tuple(size for size in made if size not in served),
-        command=None if word == "no" else _verb(layout),
+        command=None if word == "no" else make_command(layout),
         engines=tuple(_engine(answer) for answer in said),
     )
 
@@ -193,11 +193,6 @@ def _layout(
 def _unknown(layout: Layout) -> tuple[Answer, ...]:
     reason = "the activation and the routing of this model are not known"
     return tuple(Answer(engine, "yes, but", (reason,), ()) for engine in layout.engines)
-
-
-def _verb(layout: Layout) -> str:
-    is_other = layout.engines[0].name == "sglang"
-    return f"{layout.verb} --engine sglang" if is_other else layout.verb
 
 
 def _engine(answer: Answer, start: str | None = None) -> EngineSight:
