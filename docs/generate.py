@@ -86,6 +86,7 @@ COMMON_FIELDS: Final = {
     "bytes_read": "Source bytes read by the process that sealed the directory.",
     "bytes_written": "Bytes of tensors written by that process.",
     "device": "What laid the experts out, as `cpu` or `cuda:0`.",
+    "kernels": "What moved the bytes there: `numpy`, `numba`, `torch` or `triton`.",
     "dtype": "Code of the safetensors header, as `BF16`.",
     "end": "The byte after the last.",
     "engines": "The engines that take these bytes.",

@@ -32,6 +32,7 @@ class _Run:
     """What is known of this process's run so far."""
 
     device: str
+    kernels: str
     workers: int
     started_s: float = field(default_factory=time.monotonic)
     bytes_read: int = 0
@@ -43,6 +44,7 @@ class _Run:
         """Return the run as the manifest keeps it."""
         return RunEntry(
             device=self.device,
+            kernels=self.kernels,
             workers=self.workers,
             seconds=round(time.monotonic() - self.started_s, 3),
             bytes_read=self.bytes_read,
@@ -91,7 +93,7 @@ def _convert(
     limits: Limits,
 ) -> Iterator[Moved | ShardRecord]:
     """Do every job that is left, then seal."""
-    run = _Run(kernels.device, limits.workers)
+    run = _Run(kernels.device, kernels.name, limits.workers)
     records: dict[int, ShardRecord] = {}
     with (
         Reader(checkpoint.root) as reader,

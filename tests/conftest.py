@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,12 @@ from tests import runs
 from tests.sources import Tiny, write_tiny
 
 if TYPE_CHECKING:
-    from moeconv.layouts.verbs import Kernels
+    from moeconv.layouts.verbs import DeviceKernels, Kernels
+
+# Triton decides on import whether to interpret its kernels, which needs no GPU.
+HAS_CUDA = ctypes.util.find_library("cuda") is not None
+if not HAS_CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # A console keeps the width that it finds when it is made: make it here, where none is set.
 os.environ.pop("COLUMNS", None)
@@ -59,28 +66,50 @@ def _reference() -> Kernels:
     return ReferenceKernels()
 
 
-def _torch() -> Kernels:
+def _torch(device: str = "cpu") -> Kernels:
     from moeconv.kernels.cuda import CudaKernels
+    from moeconv.kernels.torch import TorchBatch
 
-    return CudaKernels("cpu")
+    return CudaKernels(device, TorchBatch)
 
 
-def _cuda() -> Kernels:
+def _triton(device: str = "cpu") -> Kernels:
+    pytest.importorskip("triton", reason="triton has wheels for Linux only")
     from moeconv.kernels.cuda import CudaKernels
+    from moeconv.kernels.triton import TritonBatch
 
-    return CudaKernels("cuda:0")
+    return CudaKernels(device, TritonBatch)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(_cpu, id="cpu"),
-        pytest.param(_reference, id="reference"),
-        pytest.param(_torch, id="torch"),
-        pytest.param(_cuda, id="cuda", marks=pytest.mark.gpu),
-    ],
-    scope="session",
+HOST = (pytest.param(_cpu, id="cpu"), pytest.param(_reference, id="reference"))
+DEVICE = (
+    pytest.param(_torch, id="torch"),
+    pytest.param(partial(_torch, "cuda:0"), id="torch-cuda", marks=pytest.mark.gpu),
+    pytest.param(partial(_triton, "cuda:0"), id="triton-cuda", marks=pytest.mark.gpu),
 )
+INTERPRETED = pytest.param(
+    _triton,
+    id="triton-interpreted",
+    marks=pytest.mark.skipif(HAS_CUDA, reason="the GPU runs them"),
+)
+
+
+@pytest.fixture(params=(*HOST, *DEVICE, INTERPRETED), scope="session")
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """Each kernel set."""
     made: Kernels = request.param()
+    return made
+
+
+@pytest.fixture(params=(*HOST, *DEVICE), scope="session")
+def fast_kernels(request: pytest.FixtureRequest) -> Kernels:
+    """Each kernel set but Triton's interpreter, which is slow and knows one thread."""
+    made: Kernels = request.param()
+    return made
+
+
+@pytest.fixture(params=(*DEVICE, INTERPRETED), scope="session")
+def device_kernels(request: pytest.FixtureRequest) -> DeviceKernels:
+    """Each kernel set that takes tensors of a device."""
+    made: DeviceKernels = request.param()
     return made

@@ -14,6 +14,7 @@ from moeconv.errors import UnsupportedError
 from moeconv.jobs import Converted
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.kernels.cuda import CudaKernels
+from moeconv.kernels.torch import TorchBatch
 from moeconv.layouts.verbs import DeviceKernels
 from moeconv.output.directory import OutputDirectory
 from moeconv.pipeline import Moved
@@ -22,7 +23,7 @@ from tests import runs
 from tests.fp4.models import Model
 from tests.sources import Tiny, write_tiny
 
-HOST, DEVICE = CpuKernels(), CudaKernels("cpu")
+HOST, DEVICE = CpuKernels(), CudaKernels("cpu", TorchBatch)
 AMPLE = 1 << 40
 
 

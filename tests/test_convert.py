@@ -58,11 +58,11 @@ def test_workers_make_no_difference(source, converted, tmp_path, workers):
     assert runs.tree(tmp_path / "out") == runs.tree(converted)
 
 
-def test_each_kernel_set_writes_the_same_files(source, converted, tmp_path, kernels):
+def test_each_kernel_set_writes_the_same_files(source, converted, tmp_path, fast_kernels):
     plan, checkpoint = runs.plan(source)
     out = tmp_path / "out"
     directory = OutputDirectory(out, plan.id, plan.identity)
-    for _ in convert(plan, checkpoint, directory, kernels, Limits(2, 1 << 30)):
+    for _ in convert(plan, checkpoint, directory, fast_kernels, Limits(2, 1 << 30)):
         pass
     assert runs.tree(out) == runs.tree(converted)
 

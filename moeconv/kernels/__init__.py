@@ -28,8 +28,9 @@ def pick(device: str) -> Kernels:
         return CpuKernels()
     if device == "cuda" or device.removeprefix("cuda:").isdigit():
         from moeconv.kernels.cuda import CudaKernels
+        from moeconv.kernels.fastest import fastest_batch
 
-        return CudaKernels("cuda:0" if device == "cuda" else device)
+        return CudaKernels("cuda:0" if device == "cuda" else device, fastest_batch)
     message = f"`--device {device}` is none of auto, cpu, cuda and cuda:<n>"
     raise UnsupportedError(message)
 

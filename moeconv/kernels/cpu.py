@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moeconv.kernels.marlin import permute_rows, repack, unpermute_rows, unrepack
+from moeconv.kernels.marlin import compiled, permute_rows, repack, unpermute_rows, unrepack
 from moeconv.kernels.rowmaps import block_index, inverse_block_index
 from moeconv.kernels.scalars import global_scale
 from moeconv.layouts.verbs import (
@@ -31,6 +31,11 @@ class CpuKernels:
     """Satisfies `layouts.verbs.Kernels` on the host."""
 
     device = "cpu"
+
+    @property
+    def name(self) -> str:
+        """Which loops move nibbles: `numba` where it is installed, otherwise `numpy`."""
+        return "numba" if compiled() else "numpy"
 
     def lay_out(self, verb: Verb, source: Bytes, out: Bytes) -> None:
         """Fill `out`."""

@@ -13,10 +13,10 @@ import torch
 
 from moeconv.errors import UnsupportedError
 from moeconv.kernels.station import Station, is_unified, pinned
-from moeconv.kernels.torch import TorchBatch
 from moeconv.layouts.verbs import GlobalScale
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from moeconv.layouts.verbs import Verb
@@ -48,13 +48,20 @@ class Batch(Protocol):
 class CudaKernels:
     """Satisfies `layouts.verbs.DeviceKernels` on one CUDA device.
 
+    Parameters
+    ----------
+    device
+        Its name in torch, as `cuda:0`; `cpu` moves no bytes up or down.
+    batch
+        Makes what moves the bytes there, such as `kernels.torch.TorchBatch`.
+
     Raises
     ------
     UnsupportedError
         Torch sees no such device.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, batch: Callable[[torch.device], Batch]) -> None:
         self._device = torch.device(device)
         if self._device.type == "cuda":
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -65,12 +72,17 @@ class CudaKernels:
             torch.cuda.get_device_properties(self._device)
         )
         self._local = threading.local()
-        self._batch: Batch = TorchBatch(self._device)
+        self._batch = batch(self._device)
 
     @property
     def device(self) -> str:
         """The device, as torch names it."""
         return str(self._device)
+
+    @property
+    def name(self) -> str:
+        """What moves the bytes there: `triton` or `torch`."""
+        return self._batch.name
 
     def lay_out(self, verb: Verb, source: Bytes, out: Bytes) -> None:
         """Fill `out`."""
@@ -100,14 +112,16 @@ class CudaKernels:
         `GlobalScale` waits for its bytes. Both tensors start on a multiple of 16 bytes, as tensors
         that torch allocates do.
         """
-        self._batch.lay_out_batch(verb, sources, outs)
+        with torch.cuda.device_of(sources):
+            self._batch.lay_out_batch(verb, sources, outs)
 
     def invert_batch(self, verb: Verb, stored: torch.Tensor, sources: torch.Tensor) -> None:
         """Fill every row of `sources` with what that row of `stored` was made from.
 
         The arguments are those of `lay_out_batch`; what is lost is said at `Kernels.invert`.
         """
-        self._batch.invert_batch(verb, stored, sources)
+        with torch.cuda.device_of(sources):
+            self._batch.invert_batch(verb, stored, sources)
 
     def batch_bytes(self, source_bytes: int, out_bytes: int) -> int:
         """Return the device memory of a batch: both copies, and what the kernels need beside."""

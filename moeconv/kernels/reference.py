@@ -33,6 +33,7 @@ class ReferenceKernels:
     """Satisfies `layouts.verbs.Kernels`."""
 
     device = "cpu"
+    name = "reference"
 
     def lay_out(self, verb: Verb, source: Bytes, out: Bytes) -> None:
         """Fill `out`."""

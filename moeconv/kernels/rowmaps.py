@@ -41,12 +41,16 @@ def interleave_rows(rows: int) -> Index:
     return np.stack((np.arange(half, rows), np.arange(half)), axis=1).reshape(-1)
 
 
+def source_rows(verb: RowBlocks) -> Index:
+    """Return, for each output row, its source row."""
+    rows = shuffle_rows(verb.rows)
+    return interleave_rows(verb.rows)[rows] if verb.gated else rows
+
+
 @lru_cache(maxsize=32)
 def block_index(verb: RowBlocks) -> Index:
     """Return, for each output block of 128 bytes, the source block it holds."""
-    rows = shuffle_rows(verb.rows)
-    if verb.gated:
-        rows = interleave_rows(verb.rows)[rows]
+    rows = source_rows(verb)
     blocks = verb.row_bytes // K_BLOCK_BYTES
     index = rows.reshape(-1, 1, verb.unit_rows) * blocks + np.arange(blocks)[:, None]
     return np.ascontiguousarray(index.reshape(-1))

@@ -6,16 +6,15 @@ arguments: up to four times the bytes of a batch.
 
 from __future__ import annotations
 
-import functools
-import threading
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
-from moeconv.kernels.marlin import inverse_table, unit_order
+from moeconv.kernels.marlin import unit_order
 from moeconv.kernels.rowmaps import block_index, inverse_block_index
 from moeconv.kernels.scalars import global_scale
+from moeconv.kernels.tables import Tables, inverse_recodes, recodes, unit_places
 from moeconv.layouts.verbs import (
     K_BLOCK_BYTES,
     MARLIN_ROWS,
@@ -44,9 +43,7 @@ class TorchBatch:
     spare = 4
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._lock = threading.Lock()
-        self._cached = functools.lru_cache(maxsize=64)(self._upload)
+        self._tables = Tables(device)
 
     def lay_out_batch(self, verb: Verb, sources: torch.Tensor, outs: torch.Tensor) -> None:
         """Fill `outs`."""
@@ -75,18 +72,19 @@ class TorchBatch:
     def _take(
         self, verb: RowBlocks, given: torch.Tensor, wanted: torch.Tensor, *, inverse: bool
     ) -> None:
+        index = self._tables.get(inverse_block_index if inverse else block_index, verb)
         blocks, out = (x.view(torch.int64).view(len(x), -1, _ITEM_WORDS) for x in (given, wanted))
-        torch.index_select(blocks, 1, self._table(verb, inverse=inverse), out=out)
+        torch.index_select(blocks, 1, index, out=out)
 
     def _permute(self, verb: MarlinRows, sources: torch.Tensor, outs: torch.Tensor) -> None:
         items = _exponents(verb, sources) if verb.power_bytes else _items(verb, sources)
         if verb.recode:
             items = self._recoded(verb, items, inverse=False)
         rows = items.view(_rows_shape(verb, len(sources)))
-        _positions(verb, outs).copy_(rows[:, :, :, self._table(verb.order, inverse=False)])
+        _positions(verb, outs).copy_(rows[:, :, :, self._tables.get(unit_order, verb.order)])
 
     def _unpermute(self, verb: MarlinRows, stored: torch.Tensor, sources: torch.Tensor) -> None:
-        rows = _positions(verb, stored)[:, :, :, self._table(verb.order, inverse=True)]
+        rows = _positions(verb, stored)[:, :, :, self._tables.get(unit_places, verb.order)]
         items = rows.contiguous().view(len(sources), -1)
         if verb.recode:
             items = self._recoded(verb, items, inverse=True)
@@ -96,34 +94,10 @@ class TorchBatch:
             _items(verb, sources).copy_(items)
 
     def _recoded(self, verb: MarlinRows, items: torch.Tensor, *, inverse: bool) -> torch.Tensor:
-        tables = self._table(verb.recode, inverse=inverse)
+        tables = self._tables.get(inverse_recodes if inverse else recodes, verb.recode)
         halves = items.view(len(items), verb.halves, -1)
         found = [tables[half][halves[:, half].int()] for half in range(verb.halves)]
         return torch.stack(found, dim=1).view(len(items), -1)
-
-    def _table(self, what: RowBlocks | str | tuple[bytes, ...], *, inverse: bool) -> torch.Tensor:
-        with self._lock:
-            return self._cached(what, inverse)
-
-    def _upload(
-        self,
-        what: RowBlocks | str | tuple[bytes, ...],
-        inverse: bool,  # noqa: FBT001
-    ) -> torch.Tensor:
-        """Return a row map, the order of a unit or recode tables, on the device."""
-        match what:
-            case RowBlocks():
-                array = inverse_block_index(what) if inverse else block_index(what)
-            case str():
-                order = unit_order(what)
-                array = np.argsort(order) if inverse else order
-            case _:
-                rows = [inverse_table(t) if inverse else np.frombuffer(t, np.uint8) for t in what]
-                array = np.stack(rows)
-        there = torch.from_numpy(array).to(self._device)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # other streams will read it
-        return there
 
 
 def _scale(verb: GlobalScale, sources: torch.Tensor, outs: torch.Tensor) -> None:

@@ -160,6 +160,11 @@ class Kernels(Protocol):
         """What it runs on, as `cpu` or `cuda:0`."""
         ...
 
+    @property
+    def name(self) -> str:
+        """What moves the bytes there: `numpy`, `numba`, `torch`, `triton` or `reference`."""
+        ...
+
     def lay_out(self, verb: Verb, source: Bytes, out: Bytes) -> None:
         """Fill `out` (flat, contiguous host bytes) with `source` (a host matrix) laid out."""
         ...

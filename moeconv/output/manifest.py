@@ -170,6 +170,7 @@ class RunEntry:
     """How the last run went; the only part that differs between two equal conversions."""
 
     device: str
+    kernels: str
     workers: int
     seconds: float
     bytes_read: int

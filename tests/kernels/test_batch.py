@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeconv.kernels.cpu import CpuKernels
-from moeconv.kernels.cuda import CudaKernels
+from moeconv.kernels.fastest import fastest_batch
 from moeconv.kernels.reference import ReferenceKernels
 from moeconv.layouts.verbs import (
     DeviceKernels,
@@ -21,6 +24,7 @@ from moeconv.layouts.verbs import (
     RowBlocks,
     Verb,
 )
+from tests.conftest import HAS_CUDA
 
 if TYPE_CHECKING:
     from moeconv.tensors import Bytes
@@ -89,22 +93,11 @@ def on(kernels: DeviceKernels, array: Bytes) -> torch.Tensor:
     return torch.from_numpy(array).to(kernels.device)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(lambda: CudaKernels("cpu"), id="torch"),
-        pytest.param(lambda: CudaKernels("cuda:0"), id="cuda", marks=pytest.mark.gpu),
-    ],
-    scope="session",
-)
-def device(request) -> DeviceKernels:
-    made: DeviceKernels = request.param()
-    return made
-
-
 @pytest.mark.parametrize("verbs", [row_blocks, marlin_weight, marlin_rows()], ids=VERBS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(data=st.data())
-def test_each_row_is_one_expert(verbs, device, data):
+def test_each_row_is_one_expert(verbs, device_kernels, data):
+    device = device_kernels
     verb, count = data.draw(verbs), data.draw(small)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     sources = rng.integers(0, 256, (count, *shape(verb)), np.uint8)
@@ -120,7 +113,8 @@ def test_each_row_is_one_expert(verbs, device, data):
         np.testing.assert_array_equal(returned.reshape(before.shape), before)
 
 
-def test_global_scales_go_one_by_one(device):
+def test_global_scales_go_one_by_one(device_kernels):
+    device = device_kernels
     verb = GlobalScale(119, 2.0, "BF16", reciprocal=False, largest=True)
     scales = np.array([[1e-4, 2e-4], [3e-4, 1e-5], [0.5, 0.25]], np.float32).view(np.uint8)
     outs = torch.empty((3, 2), dtype=torch.uint8, device=device.device)
@@ -131,6 +125,23 @@ def test_global_scales_go_one_by_one(device):
         np.testing.assert_array_equal(out, expected)
 
 
-def test_a_device_set_is_one_and_the_host_is_none(device):
-    assert isinstance(device, DeviceKernels)
+def test_a_device_set_is_one_and_the_host_is_none(device_kernels):
+    assert isinstance(device_kernels, DeviceKernels)
     assert not isinstance(CpuKernels(), DeviceKernels)
+
+
+def test_triton_is_taken_where_it_runs():
+    pytest.importorskip("triton", reason="triton has wheels for Linux only")
+    assert fastest_batch(torch.device("cuda:0" if HAS_CUDA else "cpu")).name == "triton"
+
+
+def test_torch_is_taken_where_triton_has_no_device():
+    code = (
+        "import torch; from moeconv.kernels.fastest import fastest_batch;"
+        "print(fastest_batch(torch.device('cpu')).name)"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "torch\n"

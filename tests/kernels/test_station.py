@@ -13,6 +13,7 @@ import torch
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.kernels.cuda import CudaKernels
 from moeconv.kernels.station import Station, is_unified
+from moeconv.kernels.torch import TorchBatch
 from moeconv.layouts.verbs import GlobalScale, MarlinRows, MarlinWeight, RowBlocks
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def test_integrated_devices_share_the_hosts_memory(integrated, unified):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("verb", "shape", "size"), CASES)
 def test_what_comes_back_is_what_the_host_makes(verb: Verb, shape, size, device, copies):
-    kernels = CudaKernels(device)
+    kernels = CudaKernels(device, TorchBatch)
     memory = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
     rng = np.random.default_rng(0)
     with kernels.pinned(memory):
@@ -55,7 +56,7 @@ def test_what_comes_back_is_what_the_host_makes(verb: Verb, shape, size, device,
 
 @pytest.mark.gpu
 def test_a_device_keeps_to_what_was_said():
-    kernels = CudaKernels("cuda:0")
+    kernels = CudaKernels("cuda:0", TorchBatch)
     before = kernels.peak_bytes
     stations = [kernels.station(1 << 26, 1 << 26) for _ in range(3)]
     assert len(stations) == 3

@@ -85,16 +85,22 @@ def slices(layout: Layout, geometry: Geometry) -> Iterator[Slice]:
             yield layout.rank_slice(geometry, tp, tp - 1)
 
 
-def outputs(layout: Layout, geometry: Geometry, seed: int = 0) -> Iterator[tuple[Output, Bytes]]:
-    matrices = random_matrices(layout.schemes[0], geometry, seed)
-    for cut in slices(layout, geometry):
+def outputs(layout: Layout, geometry: Geometry, kernels: Kernels) -> Iterator[tuple[Output, Bytes]]:
+    """Yield the outputs of every slice; for Triton's slow interpreter, of two in small sizes."""
+    matrices = random_matrices(layout.schemes[0], geometry, seed=0)
+    cuts = list(slices(layout, geometry))
+    if (kernels.name, kernels.device) == ("triton", "cpu"):
+        if geometry.hidden > SIZES[0].hidden:
+            pytest.skip("Triton's interpreter takes the small sizes only")
+        cuts = [cuts[0], cuts[-1]]
+    for cut in cuts:
         for output in layout.outputs(geometry, cut):
             yield output, assemble(output, cut, matrices, layout.schemes[0])
 
 
 @pytest.mark.parametrize(("layout", "geometry"), CASES)
 def test_sizes_are_truthful_and_the_inverse_gives_the_source(layout, geometry, kernels):
-    for output, source in outputs(layout, geometry):
+    for output, source in outputs(layout, geometry, kernels):
         first, second = (laid_out(kernels, output, source, before) for before in (0xAA, 0x55))
         assert first.tobytes() == second.tobytes(), "some bytes are not written"
         back = np.full(output.matrix.shape, 0xA5, np.uint8)
@@ -104,7 +110,7 @@ def test_sizes_are_truthful_and_the_inverse_gives_the_source(layout, geometry, k
 
 @pytest.mark.parametrize(("layout", "geometry"), CASES)
 def test_every_kernel_set_gives_the_same_bytes(layout, geometry, kernels):
-    for output, source in outputs(layout, geometry):
+    for output, source in outputs(layout, geometry, kernels):
         expected = laid_out(ReferenceKernels(), output, source)
         assert laid_out(kernels, output, source).tobytes() == expected.tobytes()
 

@@ -12,7 +12,7 @@ from tests.golden import TRTLLM_BF16_RANKS, Rank, assemble
 
 
 @pytest.mark.parametrize("rank", TRTLLM_BF16_RANKS, ids=str)
-def test_engine_order_has_the_golden_digests(rank: Rank, kernels):
+def test_engine_order_has_the_golden_digests(rank: Rank, fast_kernels):
     geometry = rank.case.geometry
     cut = TRTLLM_BF16.rank_slice(geometry, rank.tp, rank.rank)
     outputs = TRTLLM_BF16.outputs(geometry, cut)
@@ -21,7 +21,7 @@ def test_engine_order_has_the_golden_digests(rank: Rank, kernels):
         matrices = rank.case.matrices(expert)
         for output in outputs:
             out = np.empty(output.spec.nbytes, np.uint8)
-            kernels.lay_out(output.verb, assemble(output, cut, matrices, "bf16"), out)
+            fast_kernels.lay_out(output.verb, assemble(output, cut, matrices, "bf16"), out)
             held[output.param].update(out)
 
     assert {o.param: (len(rank.experts), *o.spec.shape) for o in outputs} == rank.shapes
