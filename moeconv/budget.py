@@ -37,6 +37,14 @@ class Limits:
     max_host_bytes: int = 1 << 30
     max_device_bytes: int = 1 << 30
 
+    @property
+    def shards(self) -> int:
+        """How many shards to fill at once.
+
+        A file's SHA-256 takes one thread, in file order; it keeps up with about two workers.
+        """
+        return max(1, self.workers // 2)
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from moeconv.abreast import abreast
 from moeconv.checkpoint.reader import Reader
 from moeconv.describe import describe
 from moeconv.errors import UnsupportedError
@@ -38,7 +39,7 @@ class _Run:
     bytes_read: int = 0
     bytes_written: int = 0
     peak_device_bytes: int = 0
-    jobs_resumed: int = 0
+    resumed: list[int] = field(default_factory=list)
 
     def entry(self) -> RunEntry:
         """Return the run as the manifest keeps it."""
@@ -51,7 +52,7 @@ class _Run:
             bytes_written=self.bytes_written,
             peak_rss_bytes=peak_rss_bytes(),
             peak_device_bytes=self.peak_device_bytes,
-            jobs_resumed=self.jobs_resumed,
+            jobs_resumed=len(self.resumed),
         )
 
 
@@ -94,7 +95,7 @@ def _convert(
 ) -> Iterator[Moved | ShardRecord]:
     """Do every job that is left, then seal."""
     run = _Run(kernels.device, kernels.name, limits.workers)
-    records: dict[int, ShardRecord] = {}
+    records: dict[str, ShardRecord] = {}
     with (
         Reader(checkpoint.root) as reader,
         Pipeline(reader, kernels, plan, limits) as pipeline,
@@ -102,12 +103,14 @@ def _convert(
         waiting = _own_share_first(len(plan.jobs))
         while waiting and not directory.is_sealed():
             before = len(waiting)
-            for number in tuple(waiting):
-                for event in _do(plan.jobs[number], number, directory, pipeline, run):
-                    if isinstance(event, ShardRecord):
-                        records[number] = event
-                        waiting.remove(number)
-                    yield event
+            jobs = (_do(plan.jobs[n], n, directory, pipeline, run) for n in waiting)
+            for event in abreast(jobs, limits.shards):
+                if isinstance(event, ShardRecord):
+                    records[event.file] = event
+                else:
+                    run.bytes_written += event.nbytes
+                yield event
+            waiting = [n for n in waiting if plan.jobs[n].file not in records]
             if len(waiting) == before:
                 time.sleep(_POLL_S)  # the rest is being done by other processes
         run.bytes_read = reader.bytes_read
@@ -116,28 +119,26 @@ def _convert(
         if is_mine:
             directory.copy_side_files(checkpoint.root, checkpoint.side_files)
             side = [directory.file_entry(name) for name in checkpoint.side_files]
-            shards = [records[number] for number in range(len(plan.jobs))]
+            shards = [records[job.file] for job in plan.jobs]
             directory.seal(describe(plan, checkpoint, shards, side, run.entry()))
 
 
 def _do(
     job: Job, number: int, directory: OutputDirectory, pipeline: Pipeline, run: _Run
-) -> Iterator[Moved | ShardRecord]:
+) -> Generator[Moved | ShardRecord, None, None]:
     """Do a job, unless it is done or another process does it; the record says that it is done."""
     with directory.claim(number) as is_mine:
         if not is_mine or directory.is_sealed():
             return
         record = directory.record(number, job.file)
         if record is not None:
-            run.jobs_resumed += 1
+            run.resumed.append(number)
             yield record
             return
         temporary, final = directory.temporary(number), directory.root / job.file
         for event in pipeline.fill(job, temporary, final):
             if isinstance(event, ShardRecord):
                 directory.add_record(number, event)
-            else:
-                run.bytes_written += event.nbytes
             yield event
 
 

@@ -51,11 +51,16 @@ def test_events_add_up(source, tmp_path):
     assert run.peak_device_bytes == 0
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_workers_make_no_difference(source, converted, tmp_path, workers):
-    for _ in runs.events(source, tmp_path / "out", workers=workers):
-        pass
-    assert runs.tree(tmp_path / "out") == runs.tree(converted)
+@pytest.mark.parametrize("workers", [1, 2, 5, 9])
+@pytest.mark.parametrize("max_shard_bytes", [100_000, 10**9])
+def test_workers_make_no_difference(source, tmp_path, workers, max_shard_bytes):
+    """Nor do the shards that are filled at once: two for five workers, four for nine."""
+    wanted = Wanted(max_shard_bytes=max_shard_bytes)
+    expected = runs.run(source, tmp_path / "expected", wanted)
+    events = list(runs.events(source, tmp_path / "out", wanted, workers=workers))
+    assert runs.tree(tmp_path / "out") == runs.tree(expected)
+    run = next(event for event in events if isinstance(event, Manifest)).run
+    assert run.bytes_written == runs.plan(source, wanted)[0].nbytes
 
 
 def test_each_kernel_set_writes_the_same_files(source, converted, tmp_path, fast_kernels):

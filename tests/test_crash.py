@@ -86,6 +86,24 @@ def test_every_write_fsync_and_rename(tiny, expected, tmp_path, monkeypatch, kin
         assert runs.tree(out) == runs.tree(expected), point
 
 
+@pytest.mark.parametrize("point", range(0, 40, 4))
+def test_a_fault_in_one_of_several_shards(tiny, expected, tmp_path, monkeypatch, point):
+    out = tmp_path / "out"
+
+    def fail(number: int) -> None:
+        if number == point:
+            raise OSError(errno.ENOSPC, "No space left")
+
+    with monkeypatch.context() as patch:
+        faulty(patch, fail)
+        with pytest.raises(OutputError):
+            list(runs.events(tiny, out, PIECES, workers=6))
+    assert nothing_is_half_done(out, expected)
+    assert not list((out / ".moeconv/tmp").glob("*.safetensors"))
+    list(runs.events(tiny, out, PIECES, workers=6))
+    assert runs.tree(out) == runs.tree(expected)
+
+
 def test_killed_at_random_points(tiny, expected, tmp_path):
     """CASES 28: five points; the process does not get to clean up."""
     args = ("trtllm", tiny, "--max-shard-size", PIECES.max_shard_bytes, "--out")

@@ -185,7 +185,8 @@ class OutputDirectory:
         folder = self._work / "locks"
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        return filelock.FileLock(folder / name)
+        # A job may be let go by another thread than the one that took it.
+        return filelock.FileLock(folder / name, thread_local=False)
 
     @staticmethod
     def is_finished(root: Path, plan_id: str) -> bool:

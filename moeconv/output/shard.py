@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,7 +205,7 @@ def write_file(path: Path, data: bytes, staging: Path) -> None:
 
     It grows in the folder `staging`, on the same file system.
     """
-    temporary = staging / f"{os.getpid()}.part"
+    temporary = staging / f"{os.getpid()}.{threading.get_ident()}.part"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         staging.mkdir(parents=True, exist_ok=True)
