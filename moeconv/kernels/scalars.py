@@ -21,16 +21,21 @@ _NAN: Final = 0x7FC00000
 
 
 def global_scale(verb: GlobalScale, source: Bytes, out: Bytes) -> None:
-    """Fill `out` with one number.
+    """Fill `out` with one number."""
+    global_scales(verb, source.reshape(1, -1), out.reshape(1, -1))
+
+
+def global_scales(verb: GlobalScale, sources: Bytes, outs: Bytes) -> None:
+    """Fill each row of `outs` with one number of one expert.
 
     vLLM 0.33.0, `nvfp4_marlin_process_global_scale` and `prepare_nvfp4_moe_layer_for_marlin`, in
     float32; SGLang 0.5.23, functions of the same names, rounds to the serving dtype first.
     """
-    scales = source.reshape(-1).view(np.float32)
+    scales = np.ascontiguousarray(sources).view(np.float32)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         if verb.reciprocal:
             scales = np.float32(1.0) / scales
-        scale = scales.max(keepdims=True) if verb.largest else scales[:1]
+        scale = scales.max(axis=1, keepdims=True) if verb.largest else scales[:, :1]
         exponent = np.float32(2.0**verb.exponent)
         if verb.dtype == "F32":
             bits = (scale * exponent / np.float32(verb.divisor)).view(np.uint8)
@@ -40,7 +45,7 @@ def global_scale(verb: GlobalScale, source: Bytes, out: Bytes) -> None:
         else:
             rounded = _from_bf16(_to_bf16(scale))
             bits = _to_bf16(rounded * exponent).view(np.uint8)
-    out.reshape(-1)[...] = bits
+    outs[...] = bits
 
 
 def source_scale(verb: GlobalScale, stored: Bytes, source: Bytes) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import torch
 
 from moeconv.errors import UnsupportedError
-from moeconv.kernels.scalars import global_scale
+from moeconv.kernels.scalars import global_scales
 from moeconv.layouts.verbs import GlobalScale
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class Station:
     def lay_out(self, verb: Verb, sources: Bytes, outs: Bytes) -> None:
         """Fill each row of `outs` (pinned host bytes) with that row of `sources` laid out."""
         if isinstance(verb, GlobalScale):
-            for source, out in zip(sources, outs, strict=True):
-                global_scale(verb, source, out)  # a number an expert is not worth the way
+            # A number an expert is not worth the way.
+            global_scales(verb, sources.reshape(len(sources), -1), outs)
             return
         host = [torch.from_numpy(x.reshape(len(x), -1)) for x in (sources, outs)]
         with ExitStack() as there:

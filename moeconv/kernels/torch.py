@@ -13,7 +13,7 @@ import torch
 
 from moeconv.kernels.marlin import unit_order
 from moeconv.kernels.rowmaps import block_index, inverse_block_index
-from moeconv.kernels.scalars import global_scale
+from moeconv.kernels.scalars import global_scales
 from moeconv.kernels.tables import Tables, inverse_recodes, recodes, unit_places
 from moeconv.layouts.verbs import (
     K_BLOCK_BYTES,
@@ -103,8 +103,7 @@ class TorchBatch:
 def _scale(verb: GlobalScale, sources: torch.Tensor, outs: torch.Tensor) -> None:
     """Fill in one number an expert, on the host: there are too few to be worth a kernel."""
     laid = np.empty(tuple(outs.shape), np.uint8)
-    for source, out in zip(sources.cpu().numpy(), laid, strict=True):
-        global_scale(verb, source, out)
+    global_scales(verb, sources.cpu().numpy(), laid)
     outs.copy_(torch.from_numpy(laid))
 
 
