@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from moeconv.tensors import Bytes
+
+_ADVICE: Final = 4 << 20
+"""The kernel takes no more bytes than a disk's readahead at once, and forgets the rest."""
 
 
 class OpenFiles:
@@ -63,6 +67,14 @@ class OpenFiles:
         with self._lock:
             self.bytes_read += done
         return done
+
+    def expect(self, file: str, begin: int, nbytes: int) -> None:
+        """Let the kernel fetch a range that will be read soon; only the read tells of trouble."""
+        with contextlib.suppress(OSError, AttributeError):  # not every system has the call
+            fd = self._fd(file)
+            for at in range(begin, begin + nbytes, _ADVICE):
+                size = min(_ADVICE, begin + nbytes - at)
+                os.posix_fadvise(fd, at, size, os.POSIX_FADV_WILLNEED)
 
     def _fd(self, file: str) -> int:
         with self._lock:

@@ -1,121 +1,167 @@
-"""Fill GPU memory: pinned staging, a stream and a small device buffer a thread.
+"""Fill GPU memory: threads read into pinned slots, and one thread queues all copies.
 
-What keeps its order is copied where it belongs; what does not passes the thread's device buffer and
-is placed by one strided copy. Neither needs an index or a second tensor.
+Reading leaves the interpreter alone, queueing needs it: threads that did both would mostly wait for
+each other. What keeps its order is copied where it belongs; what does not passes a device buffer
+and is placed by one strided copy. Neither needs an index or a second tensor.
 """
 
 from __future__ import annotations
 
-import threading
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import cycle
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from moeconv.serving.filling import read_run
+from moeconv.serving.steps import Shared, Step, in_file_order, read, steps
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from moeconv.output.files import Files
+    from moeconv.serving.reader import RankTensor
     from moeconv.serving.runs import Run, Shape
     from moeconv.tensors import Bytes
 
+SPARE_SLOTS: Final = 3
+"""Slots beyond one a thread: two whose copies are under way, and one that was just read."""
 
+
+@dataclass(frozen=True, slots=True)
+class CudaTarget:
+    """GPU memory of one tensor."""
+
+    tensor: RankTensor
+    shape: Shape
+    out: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A pinned buffer, and when what it held is copied."""
+
+    pinned: torch.Tensor
+    host: Bytes
+    copied: torch.cuda.Event
+
+
+@dataclass(frozen=True, slots=True)
 class _Lane:
-    """One thread's stream, device buffer, and two pinned buffers: one read into, one copied."""
+    """A stream, with a device buffer of its own: one lane copies while the other places."""
 
-    def __init__(self, device: torch.device, pinned: torch.Tensor, slot: int) -> None:
-        self.stream = torch.cuda.Stream(device)
-        self.stream.wait_stream(torch.cuda.current_stream(device))
-        self.staged = torch.empty(slot, dtype=torch.uint8, device=device)
-        self._slots = [(pinned[i * slot :][:slot], torch.cuda.Event()) for i in range(2)]
-
-    def slot(self) -> tuple[torch.Tensor, torch.cuda.Event]:
-        """Return the pinned buffer whose copy is the older one, once that is done."""
-        self._slots.reverse()
-        pinned, event = self._slots[0]
-        event.synchronize()
-        return pinned, event
+    stream: torch.cuda.Stream
+    staged: torch.Tensor
 
 
-class CudaStaging:
-    """The lanes of all threads that fill one device.
+def fill_cuda(files: Files, targets: Iterable[CudaTarget], threads: int, slot: int) -> None:
+    """Fill all targets, which are on one device, through `threads` + 3 slots of `slot` bytes.
 
-    Parameters
-    ----------
-    device
-        Whose memory is filled.
-    threads, slot
-        How many lanes, and bytes of each of their buffers.
+    Raises
+    ------
+    VerifyError
+        A file is short.
     """
+    targets = in_file_order(targets)
+    filling = _Filling(targets, threads, slot)
+    shared = Shared(steps(targets, slot))
+    with ThreadPoolExecutor(threads, thread_name_prefix="moeconv") as pool:
+        readers = [pool.submit(filling.read, files, shared) for _ in range(threads)]
+        try:
+            filling.place_all(threads)
+        finally:
+            shared.stop()
+            filling.release(threads)
+            filling.wait()
+    for reader in readers:
+        reader.result()
 
-    def __init__(self, device: torch.device, threads: int, slot: int) -> None:
-        pinned = torch.empty(2 * threads * slot, dtype=torch.uint8, device="cpu", pin_memory=True)
-        self._free = [_Lane(device, pinned[2 * i * slot :], slot) for i in range(threads)]
-        self._lanes = tuple(self._free)
-        self._local = _Local()
 
-    def __enter__(self) -> Self:
-        return self
+class _Filling:
+    """The slots and lanes of one call; a slot goes from free to read to copied to free."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __init__(self, targets: Sequence[CudaTarget], threads: int, slot: int) -> None:
+        device = targets[0].out.device
+        count = threads + SPARE_SLOTS
+        pinned = torch.empty(count * slot, dtype=torch.uint8, device="cpu", pin_memory=True)
+        self._free: SimpleQueue[_Slot | None] = SimpleQueue()
+        for part in pinned.split(slot):
+            self._free.put(_Slot(part, part.numpy(), torch.cuda.Event()))
+        self._full: SimpleQueue[tuple[Step[CudaTarget], _Slot] | None] = SimpleQueue()
+        is_staged = any(not target.shape.is_plain for target in targets)
+        staged = torch.empty((2, slot * is_staged), dtype=torch.uint8, device=device)
+        self._lanes = tuple(_Lane(torch.cuda.Stream(device), part) for part in staged)
+        self._experts = {id(target): _experts(target) for target in targets}
+        for target in targets:
+            for window in target.shape.tails():
+                self._experts[id(target)][(slice(None), *window)].zero_()
+        for lane in self._lanes:
+            lane.stream.wait_stream(torch.cuda.current_stream(device))
+
+    def read(self, files: Files, shared: Shared[Step[CudaTarget]]) -> None:
+        """Read step after step into free slots; on a reader's own thread."""
+        try:
+            for step in shared:
+                slot = self._free.get()
+                if slot is None:
+                    return
+                read(files, step, slot.host[: step.run.nbytes])
+                self._full.put((step, slot))
+        finally:
+            shared.stop()
+            self._full.put(None)
+
+    def place_all(self, threads: int) -> None:
+        """Queue the copies of whatever is read, until all readers are done."""
+        lanes, copying = cycle(self._lanes), deque[_Slot]()
+        while threads:
+            full = self._full.get()
+            if full is None:
+                threads -= 1
+                continue
+            step, slot = full
+            lane = next(lanes)
+            with torch.cuda.stream(lane.stream):
+                self._place(step.target, step.run, slot.pinned[: step.run.nbytes], lane.staged)
+                slot.copied.record(lane.stream)
+            copying.append(slot)
+            if len(copying) == SPARE_SLOTS:
+                copying[0].copied.synchronize()
+                self._free.put(copying.popleft())
+
+    def release(self, threads: int) -> None:
+        """Let readers end that wait for a slot."""
+        for _ in range(threads):
+            self._free.put(None)
+
+    def wait(self) -> None:
+        """Wait for all copies."""
         for lane in self._lanes:
             lane.stream.synchronize()
 
-    def lane(self) -> _Lane:
-        """Return this thread's lane."""
-        if self._local.lane is None:
-            self._local.lane = self._free.pop()
-        return self._local.lane
-
-
-class _Local(threading.local):
-    """What a thread has."""
-
-    lane: _Lane | None = None
-
-
-class CudaTarget:
-    """Satisfies `filling.Target` in GPU memory."""
-
-    def __init__(self, files: Files, staging: CudaStaging, shape: Shape, out: torch.Tensor) -> None:
-        self._files, self._staging, self._shape = files, staging, shape
-        self._experts = _items(shape, out.detach().view(-1).view(torch.uint8), (-1, *shape.final))
-
-    def zero_tails(self) -> None:
-        """Write the zeros with which the engine pads."""
-        for window in self._shape.tails():
-            self._experts[(slice(None), *window)].zero_()
-
-    def take(self, run: Run) -> None:
-        """Read a run and queue its copies; a buffer is used again when they are done."""
-        lane = self._staging.lane()
-        pinned, event = lane.slot()
-        raw = pinned[: run.nbytes]
-        host: Bytes = raw.numpy()
-        read_run(self._files, run, host)
-        with torch.cuda.stream(lane.stream):
-            self._place(run, raw, lane.staged[: run.nbytes])
-            event.record(lane.stream)
-
-    def _place(self, run: Run, raw: torch.Tensor, staged: torch.Tensor) -> None:
-        shape = self._shape
+    def _place(self, target: CudaTarget, run: Run, raw: torch.Tensor, staged: torch.Tensor) -> None:
+        shape = target.shape
         dims = (run.count, len(run.rows), *shape.stored[1:])
         window = (slice(run.expert, run.expert + run.count), *shape.corner(run.rows))
-        target = self._experts[window]
+        place = self._experts[id(target)][window]
         if not shape.is_plain:
-            staged.copy_(raw, non_blocking=True)
+            source = staged[: run.nbytes]
+            source.copy_(raw, non_blocking=True)
             axes = (0, *(axis + 1 for axis in shape.axes), len(dims))
-            target.copy_(_items(shape, staged, dims).permute(axes))
-        elif target.is_contiguous():
-            target.view(-1).copy_(raw, non_blocking=True)
+            place.copy_(_items(shape, source, dims).permute(axes))
+        elif place.is_contiguous():
+            place.view(-1).copy_(raw, non_blocking=True)
         else:
-            for to, source in zip(target, raw.view(run.count, -1), strict=True):
+            for to, source in zip(place, raw.view(run.count, -1), strict=True):
                 to.view(-1).copy_(source, non_blocking=True)
+
+
+def _experts(target: CudaTarget) -> torch.Tensor:
+    """See a tensor's memory as the items of each expert."""
+    raw = target.out.detach().view(-1).view(torch.uint8)
+    return _items(target.shape, raw, (-1, *target.shape.final))
 
 
 def _items(shape: Shape, raw: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:

@@ -92,36 +92,35 @@ def shape_of(tensor: RankTensor) -> Shape:
     return Shape(place.stored, place.axes, place.final, place.item_bytes)
 
 
-def runs(tensor: RankTensor, shape: Shape, limit: int, *, gather: bool = True) -> Iterator[Run]:
-    """Yield the reads of a tensor, none above `limit` bytes if a row is not.
-
-    Parameters
-    ----------
-    gather
-        Take several experts at once also where their ranges do not touch.
-    """
+def runs(tensor: RankTensor, shape: Shape, limit: int) -> Iterator[Run]:
+    """Yield reads of about equal size, none above `limit` bytes if a row is not."""
     place = tensor.placement
     size = place.end - place.begin
     if not size:
         return
-    rows = shape.stored[0] if size <= limit else max(1, limit // shape.row_bytes)
+    most = shape.stored[0] if size <= limit else max(1, limit // shape.row_bytes)
     for entry, experts in held(tensor):
         step = expert_bytes(entry)
         at = entry.begin + place.begin - step * entry.first
-        each = max(1, limit // size) if gather or step == size else 1
-        for first in range(experts.start, experts.stop, each):
-            count = min(each, experts.stop - first)
-            for row in range(0, shape.stored[0], rows):
-                part = range(row, min(row + rows, shape.stored[0]))
+        for several in _cut(experts, max(1, limit // size)):
+            for rows in _cut(range(shape.stored[0]), most):
                 yield Run(
                     entry.file,
-                    at + step * first + row * shape.row_bytes,
+                    at + step * several.start + rows.start * shape.row_bytes,
                     step,
-                    count,
-                    len(part) * shape.row_bytes,
-                    first - tensor.experts.start,
-                    part,
+                    len(several),
+                    len(rows) * shape.row_bytes,
+                    several.start - tensor.experts.start,
+                    rows,
                 )
+
+
+def _cut(whole: range, most: int) -> Iterator[range]:
+    """Yield the fewest pieces of at most `most`, equal but for the last."""
+    if whole:
+        each = math.ceil(len(whole) / math.ceil(len(whole) / most))
+        for first in range(whole.start, whole.stop, each):
+            yield range(first, min(first + each, whole.stop))
 
 
 def held(tensor: RankTensor) -> Iterator[tuple[TensorEntry, range]]:

@@ -18,8 +18,10 @@ from moeconv.errors import VerifyError
 from moeconv.layouts.layout import Placement
 from moeconv.output.manifest import TensorEntry
 from moeconv.serving import filling, open_converted
+from moeconv.serving import steps as order
+from moeconv.serving.host import HostTarget
 from moeconv.serving.reader import Rank, RankTensor
-from moeconv.serving.runs import runs, shape_of
+from moeconv.serving.runs import Run, runs, shape_of
 from moeconv.tensors import TensorSpec
 from tests import runs as drive
 
@@ -33,11 +35,15 @@ class Memory:
     def __init__(self, data: np.ndarray) -> None:
         self.data = data
         self.ranges: list[tuple[int, int]] = []
+        self.expected: list[tuple[int, int]] = []
 
     def read(self, file: str, begin: int, out: np.ndarray) -> None:
         view = memoryview(out).cast("B")
         self.ranges.append((begin, begin + len(view)))
         view[:] = self.data[begin : begin + len(view)].tobytes()
+
+    def expect(self, file: str, begin: int, nbytes: int) -> None:
+        self.expected.append((begin, begin + nbytes))
 
 
 @st.composite
@@ -84,14 +90,15 @@ def expected(tensor: RankTensor, data: np.ndarray) -> bytes:
     return b"".join(out)
 
 
-@given(tensors(), st.integers(1, 200), st.booleans(), st.integers(1, 3))
-def test_any_placement_through_any_buffer(drawn, limit, gather, threads):
+@given(tensors(), st.integers(1, 200), st.integers(1, 3), st.sampled_from([0, 50, 1 << 30]))
+def test_any_placement_through_any_buffer(drawn, limit, threads, ahead):
     tensor, size = drawn
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     files = Memory(data)
     out = np.full(tensor.nbytes, 0xA5, np.uint8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filling, "STAGING_BYTES", limit * 2 * threads)
+        patch.setattr(filling, "STAGING_BYTES", limit * threads)
+        patch.setattr(order, "AHEAD_BYTES", ahead)
         patch.setattr(filling, "_PAGE", 1)
         filling.fill(files, [(tensor, out)], threads, check=False)  # type: ignore[arg-type]
     assert out.tobytes() == expected(tensor, data)
@@ -99,11 +106,28 @@ def test_any_placement_through_any_buffer(drawn, limit, gather, threads):
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))  # nothing twice
     assert sum(end - begin for begin, end in ranges) == tensor.read_bytes
 
+    assert sorted(files.expected) == ranges  # the kernel is told of each read, once
     shape = shape_of(tensor)
-    steps = list(runs(tensor, shape, limit, gather=gather))
-    assert sum(run.nbytes for run in steps) == tensor.read_bytes
-    assert all(run.nbytes <= max(limit, shape.row_bytes) for run in steps)
-    assert gather or all(run.is_contiguous for run in steps)
+    reads = list(runs(tensor, shape, limit))
+    assert sum(run.nbytes for run in reads) == tensor.read_bytes
+    assert all(run.nbytes <= max(limit, shape.row_bytes) for run in reads)
+
+
+@given(tensors(), st.integers(1, 200), st.integers(0, 300))
+def test_the_kernel_is_told_so_far_ahead(drawn, limit, ahead):
+    tensor, _ = drawn
+    target = HostTarget(tensor, shape_of(tensor), np.empty(tensor.nbytes, np.uint8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "AHEAD_BYTES", ahead)
+        told: list[Run] = []
+        done = 0
+        for step in order.steps([target], limit):
+            told += step.later
+            assert step.run in told
+            rest = tensor.read_bytes - done
+            assert sum(run.nbytes for run in told) - done >= min(ahead, rest)
+            done += step.run.nbytes
+    assert len(told) == len(set(told))
 
 
 def outs_of(view: Rank) -> dict[str, torch.Tensor]:
