@@ -9,6 +9,7 @@ rank.read_all(zip(rank.tensors(), outs))
 
 from __future__ import annotations
 
-from moeconv.serving.reader import ConvertedDirectory, Rank, RankTensor, open_converted
+from moeconv.serving.rank import Rank, RankTensor
+from moeconv.serving.reader import ConvertedDirectory, open_converted
 
 __all__ = ["ConvertedDirectory", "Rank", "RankTensor", "open_converted"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from moeconv.output.files import Files
-    from moeconv.serving.reader import RankTensor
+    from moeconv.serving.rank import RankTensor
     from moeconv.serving.runs import Run, Shape
     from moeconv.tensors import Bytes
 

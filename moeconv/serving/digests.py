@@ -15,7 +15,7 @@ from moeconv.serving.steps import each
 if TYPE_CHECKING:
     from moeconv.output.files import Files
     from moeconv.output.manifest import TensorEntry
-    from moeconv.serving.reader import RankTensor
+    from moeconv.serving.rank import RankTensor
 
 
 def check(files: Files, tensors: Iterable[RankTensor], threads: int, slot: int) -> None:

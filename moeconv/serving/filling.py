@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from moeconv.output.files import Files
-    from moeconv.serving.reader import RankTensor
+    from moeconv.serving.rank import RankTensor
     from moeconv.tensors import Bytes
 
     Out: TypeAlias = Bytes | torch.Tensor

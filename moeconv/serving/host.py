@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from moeconv.output.files import Files
-    from moeconv.serving.reader import RankTensor
+    from moeconv.serving.rank import RankTensor
     from moeconv.serving.runs import Shape
     from moeconv.tensors import Bytes
 

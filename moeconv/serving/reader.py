@@ -6,8 +6,6 @@ buffer, placed by a strided copy. There is no index map and no second tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -17,36 +15,11 @@ from moeconv.layouts import find_layout
 from moeconv.layouts.layout import Geometry, Placement
 from moeconv.output.files import Files
 from moeconv.output.manifest import StackEntry, TensorEntry, read_manifest
-from moeconv.serving.filling import default_threads, fill
-from moeconv.tensors import TensorSpec
+from moeconv.serving.rank import Rank, RankTensor
 
 if TYPE_CHECKING:
     from moeconv.layouts.layout import Layout, Order
     from moeconv.output.manifest import Manifest
-    from moeconv.serving.filling import Out
-
-
-@dataclass(frozen=True, slots=True)
-class RankTensor:
-    """An engine parameter of one rank: `spec.shape` starts with the rank's number of experts."""
-
-    prefix: str
-    layer: int
-    param: str
-    spec: TensorSpec
-    experts: range
-    placement: Placement
-    pieces: tuple[TensorEntry, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the parameter, padding included."""
-        return self.spec.nbytes
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes that are read from disk for it."""
-        return (self.placement.end - self.placement.begin) * len(self.experts)
 
 
 class ConvertedDirectory:
@@ -77,6 +50,10 @@ class ConvertedDirectory:
             raise UnsupportedError(message, hint="it was made with `--layers`, for a trial")
         self.layout = _layout(self.manifest)
         self._files = Files(root)
+        self._ranks: dict[tuple[int, int, int, int], Rank] = {}
+        self._stored: dict[tuple[str, str, int | None], list[TensorEntry]] = {}
+        for entry in self.manifest.tensors:
+            self._stored.setdefault((entry.prefix, entry.param, entry.rank), []).append(entry)
 
     def __enter__(self) -> Self:
         return self
@@ -114,12 +91,15 @@ class ConvertedDirectory:
         UnsupportedError
             The file cannot serve these sizes; the hint is the command that makes one that does.
         """
-        tensors = tuple(
-            tensor
-            for stack in self.manifest.stacks
-            for tensor in self._rank_tensors(stack, (tp_size, tp_rank), (ep_size, ep_rank))
-        )
-        return Rank(self._files, tensors)
+        key = (tp_size, tp_rank, ep_size, ep_rank)
+        if key not in self._ranks:
+            tensors = tuple(
+                tensor
+                for stack in self.manifest.stacks
+                for tensor in self._rank_tensors(stack, key[:2], key[2:])
+            )
+            self._ranks[key] = Rank(self._files, tensors)
+        return self._ranks[key]
 
     def _rank_tensors(
         self, stack: StackEntry, tp: tuple[int, int], ep: tuple[int, int]
@@ -168,10 +148,8 @@ class ConvertedDirectory:
         """Return the stored ranges that hold these experts; every expert exactly once."""
         pieces = [
             entry
-            for entry in self.manifest.tensors
-            if (entry.prefix, entry.param, entry.rank) == (prefix, param, rank)
-            and entry.first < experts.stop
-            and entry.last >= experts.start
+            for entry in self._stored.get((prefix, param, rank), ())
+            if entry.first < experts.stop and entry.last >= experts.start
         ]
         pieces.sort(key=lambda entry: entry.first)
         held = [expert for entry in pieces for expert in range(entry.first, entry.last + 1)]
@@ -180,79 +158,6 @@ class ConvertedDirectory:
             message = f"`{prefix}.{param}` does not hold each of the experts {span} once"
             raise VerifyError(message, hint="the manifest is broken; convert again")
         return tuple(pieces)
-
-
-class Rank:
-    """What one rank reads: every expected tensor exactly once."""
-
-    def __init__(self, files: Files, tensors: tuple[RankTensor, ...]) -> None:
-        self._files = files
-        self._tensors = tensors
-
-    def tensors(self, prefix: str | None = None) -> tuple[RankTensor, ...]:
-        """Return the tensors of the experts module `prefix`, or of all."""
-        return tuple(tensor for tensor in self._tensors if prefix in {None, tensor.prefix})
-
-    def read_into(self, tensor: RankTensor, out: Out, *, check: bool = False) -> None:
-        """Fill `out` with the parameter's bytes in the engine's order, zeros where it pads.
-
-        Parameters
-        ----------
-        tensor
-            One of `tensors()`.
-        out
-            `tensor.nbytes` contiguous bytes: a numpy array or a torch tensor of any dtype, on the
-            host or on a GPU.
-        check
-            Compare the digest of each whole expert first (reads more where TP cuts).
-
-        Raises
-        ------
-        ValueError
-            `out` has gaps or another size.
-        VerifyError
-            A file is short, or a digest differs.
-        """
-        fill(self._files, [(tensor, out)], threads=1, check=check)
-
-    def read_all(
-        self,
-        assignments: Iterable[tuple[RankTensor, Out]],
-        *,
-        threads: int | None = None,
-        check: bool = False,
-    ) -> None:
-        """Fill the memory of many tensors, several at a time.
-
-        Parameters
-        ----------
-        assignments
-            Tensors of `tensors()`, each with its memory as for `read_into`: of every module that
-            is named, each tensor exactly once.
-        threads
-            How many read at once; 4 by default.
-        check
-            As for `read_into`.
-
-        Raises
-        ------
-        ValueError
-            A tensor is missing or given twice, or some memory is not as `read_into` wants it.
-        VerifyError
-            A file is short, or a digest differs.
-        """
-        given = list(assignments)
-        named = {tensor.prefix for tensor, _ in given}
-        expected = sorted((t.prefix, t.param) for t in self._tensors if t.prefix in named)
-        found = sorted((tensor.prefix, tensor.param) for tensor, _ in given)
-        if found != expected:
-            odd = next(
-                (name for name in sorted({*expected, *found}) if found.count(name) != 1),
-                found[0],
-            )
-            message = f"`{'.'.join(odd)}` is given {found.count(odd)} times, expected once"
-            raise ValueError(message)
-        fill(self._files, given, threads or default_threads(), check=check)
 
 
 def open_converted(root: str | Path, *, allow_partial: bool = False) -> ConvertedDirectory:

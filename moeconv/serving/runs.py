@@ -15,7 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from moeconv.output.manifest import TensorEntry
-    from moeconv.serving.reader import RankTensor
+    from moeconv.serving.rank import RankTensor
     from moeconv.tensors import Bytes
 
     Items: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.void]]

@@ -31,18 +31,16 @@ from moeconv.errors import UnsupportedError
 from moeconv.output.manifest import MANIFEST_NAME
 from moeconv.serving import probe
 from moeconv.serving.admission import check_dtype, engine_entry, options, refuse
-from moeconv.serving.placing import (
+from moeconv.serving.methods import find_method
+from moeconv.serving.pairing import (
     Assigned,
-    Method,
     check_coverage,
-    check_new,
     check_pairs,
     check_sizes,
-    finish,
     pair,
     passed_through,
-    place_all,
 )
+from moeconv.serving.placing import check_new, finish, place_all
 from moeconv.serving.reader import ConvertedDirectory, open_converted
 from moeconv.serving.sglang_methods import METHODS, own_functions
 from moeconv.tensors import round_up
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
     from moeconv.output.manifest import StackEntry
-    from moeconv.serving.reader import Rank, RankTensor
+    from moeconv.serving.rank import RankTensor
 
 _TARGET: Final = "sglang.srt.model_loader.loader.get_model_loader"
 _ENGINE_PAD: Final = 128
@@ -166,10 +164,7 @@ def _assign(
     rename = mapper._map_name if mapper is not None else str
     paired = pair(modules, stacks, rename)
     check_pairs(paired, stacks, is_staged=get_server_args().pp_size > 1)
-    ranks: dict[tuple[int, int, int, int], Rank] = {}
-    return [
-        _assigned(converted, name, modules[name], stack, ranks) for name, stack in paired.items()
-    ]
+    return [_assigned(converted, name, modules[name], stack) for name, stack in paired.items()]
 
 
 def _assigned(
@@ -177,7 +172,6 @@ def _assigned(
     name: str,
     layer: FusedMoE,
     stack: StackEntry,
-    ranks: dict[tuple[int, int, int, int], Rank],
 ) -> Assigned:
     """Hold one module against its stack, and return what it reads."""
     check_new(name, layer)
@@ -193,28 +187,21 @@ def _assigned(
         layer.moe_runner_config.is_gated,
     )
     check_sizes(name, stack, sizes)
-    method = _method(converted, name, layer)
-    key = (layer.moe_tp_size, layer.moe_tp_rank, layer.moe_ep_size, layer.moe_ep_rank)
-    if key not in ranks:
-        ranks[key] = converted.rank(tp_size=key[0], tp_rank=key[1], ep_size=key[2], ep_rank=key[3])
-    job = Assigned(name, layer, method, ranks[key], ranks[key].tensors(stack.prefix))
-    check_coverage(job)
-    return job
-
-
-def _method(converted: ConvertedDirectory, name: str, layer: FusedMoE) -> Method:
-    """Return the row of a layer's method (compressed-tensors: its scheme), if it fits the files."""
-    quant, layout = getattr(layer, "scheme", None) or layer.quant_method, converted.manifest.layout
-    method = next((row for row in METHODS if row.matches(quant, layout.id)), None)
-    if method is None:
-        kind = type(quant).__name__
-        message = f"`{name}`: SGLang uses {kind} here, which does not read the layout {layout.id}"
-        raise UnsupportedError(message)
+    quant = getattr(layer, "scheme", None) or layer.quant_method
+    method = find_method(METHODS, name, quant, converted.layout.id)
     backend = getattr(layer.runner_backend, "name", method.backend)
     if method.backend == "MARLIN" and not getattr(quant, "use_marlin", True):
         backend = "another backend"
     method.check(name, backend, type(quant).__name__)
-    return method
+    rank = converted.rank(
+        tp_size=layer.moe_tp_size,
+        tp_rank=layer.moe_tp_rank,
+        ep_size=layer.moe_ep_size,
+        ep_rank=layer.moe_ep_rank,
+    )
+    job = Assigned(name, layer, method, rank, rank.tensors(stack.prefix))
+    check_coverage(job)
+    return job
 
 
 def _place(
@@ -225,11 +212,7 @@ def _place(
     layout = converted.layout.id
     found = probe.check(converted, lambda: own_functions(layout))
     _logger.info("layout %s against SGLang's own: %s", layout, found)
-    started_s = time.perf_counter()
-    place_all(jobs, _install, threads=threads, check=check)
-    seconds = time.perf_counter() - started_s
-    nbytes = sum(tensor.read_bytes for job in jobs for tensor in job.tensors)
-    _logger.info("read %.2f GB of experts of %d layers in %.3f s", nbytes / 1e9, len(jobs), seconds)
+    _logger.info("%s", place_all(jobs, _install, threads=threads, check=check))
 
 
 def _install(job: Assigned, tensor: RankTensor, data: torch.Tensor) -> None:

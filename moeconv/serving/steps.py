@@ -17,7 +17,7 @@ from moeconv.serving.runs import runs
 
 if TYPE_CHECKING:
     from moeconv.output.files import Files
-    from moeconv.serving.reader import RankTensor
+    from moeconv.serving.rank import RankTensor
     from moeconv.serving.runs import Run, Shape
     from moeconv.tensors import Bytes
 

@@ -10,14 +10,11 @@ Mirrors the order of events in vLLM 0.33.0, `model_loader/base_loader.py`.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
-import vllm
-from vllm import envs
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -25,20 +22,19 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from moeconv.errors import UnsupportedError
 from moeconv.output.manifest import MANIFEST_NAME
 from moeconv.serving import probe
-from moeconv.serving.admission import check_dtype, engine_entry, options, refuse
-from moeconv.serving.placing import (
+from moeconv.serving.admission import options
+from moeconv.serving.heap import only_new_garbage
+from moeconv.serving.methods import find_method
+from moeconv.serving.pairing import (
     Assigned,
-    Method,
     check_coverage,
-    check_new,
     check_pairs,
     check_sizes,
-    finish,
     pair,
-    passed_through,
-    place_all,
 )
+from moeconv.serving.placing import check_new, finish, place_all
 from moeconv.serving.reader import ConvertedDirectory, open_converted
+from moeconv.serving.vllm_admission import admit, untie
 from moeconv.serving.vllm_methods import METHODS, own_functions
 
 if TYPE_CHECKING:
@@ -47,7 +43,7 @@ if TYPE_CHECKING:
     from vllm.model_executor.models.interfaces_base import VllmModel
 
     from moeconv.output.manifest import StackEntry
-    from moeconv.serving.reader import Rank, RankTensor
+    from moeconv.serving.rank import RankTensor
 
 LOAD_FORMAT: Final = "moeconv"
 
@@ -71,7 +67,7 @@ class MoeconvLoader(BaseModelLoader):
     def get_external_weight_memory(self, vllm_config: VllmConfig) -> int:
         """Refuse what can be refused; vLLM calls this before it builds any model."""
         with self._open(vllm_config.model_config) as converted:
-            _admit(converted, vllm_config, vllm_config.model_config)
+            admit(converted, vllm_config, vllm_config.model_config)
         return 0
 
     def download_model(self, model_config: ModelConfig) -> None:
@@ -86,10 +82,13 @@ class MoeconvLoader(BaseModelLoader):
         if is_draft and not (self._root(model_config) / MANIFEST_NAME).exists():
             return self._default().load_model(vllm_config, model_config, prefix)
         with self._open(model_config) as converted:
-            _admit(converted, vllm_config, model_config)
-            _untie(converted, model_config)
+            admit(converted, vllm_config, model_config)
+            untie(converted, model_config)
         self._vllm_config = vllm_config
-        return super().load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+        with only_new_garbage():
+            return super().load_model(
+                vllm_config=vllm_config, model_config=model_config, prefix=prefix
+            )
 
     def load_weights(self, model: VllmModel, model_config: ModelConfig) -> None:
         """Fill a model that is built, and not filled yet."""
@@ -99,13 +98,12 @@ class MoeconvLoader(BaseModelLoader):
             # A draft's own experts (MTP) are never converted; its names may be the main model's.
             is_draft = model_config.runner_type == "draft"
             jobs = [] if is_draft else self._assign(converted, model, modules)
-            started_s = time.perf_counter()
             if jobs:
                 device = next(jobs[0].module.parameters()).device
                 found = probe.check(converted, lambda: own_functions(converted.layout.id, device))
                 _logger.info("Layout %s against vLLM's own: %s", converted.layout.id, found)
-            place_all(jobs, _install, threads=threads, check=check)
-            _report(jobs, time.perf_counter() - started_s)
+                done = place_all(jobs, _install, threads=threads, check=check)
+                _logger.info("%s", done)
             loaded = model.load_weights(self._passed_through(converted, model))
         _check_rest(modules, {job.name for job in jobs}, loaded)
         for job in jobs:
@@ -127,11 +125,7 @@ class MoeconvLoader(BaseModelLoader):
         paired = pair(modules, stacks, rename)
         is_staged = self._vllm_config.parallel_config.pipeline_parallel_size > 1
         check_pairs(paired, stacks, is_staged=is_staged)
-        ranks: dict[tuple[int, int, int, int], Rank] = {}
-        return [
-            _assigned(converted, name, modules[name], stack, ranks)
-            for name, stack in paired.items()
-        ]
+        return [_assigned(converted, name, modules[name], stack) for name, stack in paired.items()]
 
     def _passed_through(
         self, converted: ConvertedDirectory, model: VllmModel
@@ -170,50 +164,6 @@ class MoeconvLoader(BaseModelLoader):
         return Path(snapshot_download(str(root), revision=model_config.revision, cache_dir=cache))
 
 
-def _admit(converted: ConvertedDirectory, config: VllmConfig, model_config: ModelConfig) -> None:
-    """Refuse a start that the files or this loader cannot serve."""
-    entry = engine_entry(converted, "vllm", vllm.__version__)
-    check_dtype(converted, model_config.dtype)
-    parallel, offload = config.parallel_config, config.offload_config
-    backend = config.kernel_config.moe_backend
-    is_offloaded = offload.uva.cpu_offload_gb > 0 or offload.prefetch.offload_group_size > 0
-    is_marlin = "marlin" in entry.backend
-    multimodal = model_config.multimodal_config
-    refuse(
-        converted.root,
-        (
-            None
-            if backend in {"auto", entry.backend.split()[-1]}
-            else f"the files are not for `--moe-backend {backend}`: use `{entry.backend}`",
-            "`--enable-eplb` moves experts between ranks: leave it out"
-            if parallel.enable_eplb
-            else None,
-            "`--enable-lora` changes the MoE kernel: leave it out"
-            if config.lora_config is not None
-            else None,
-            "weights cannot be offloaded: leave out `--cpu-offload-gb` and `--offload-group-size`"
-            if is_offloaded
-            else None,
-            "VLLM_MARLIN_INPUT_DTYPE changes what Marlin reads: unset it"
-            if is_marlin and envs.VLLM_MARLIN_INPUT_DTYPE is not None
-            else None,
-            "`--mm-encoder-only` has no experts to load: use the original checkpoint"
-            if multimodal is not None and multimodal.mm_encoder_only
-            else None,
-        ),
-    )
-
-
-def _untie(converted: ConvertedDirectory, model_config: ModelConfig) -> None:
-    """Do as vLLM where a checkpoint has its own `lm_head`: it looks at top-level files only."""
-    config = model_config.hf_config
-    has_head = any(name.endswith("lm_head.weight") for name in passed_through(converted))
-    if has_head and getattr(config, "tie_word_embeddings", False):
-        config.tie_word_embeddings = False
-        config.get_text_config().tie_word_embeddings = False
-        model_config.word_embeddings_untied_by_checkpoint = True
-
-
 def _expert_modules(model: VllmModel) -> dict[str, RoutedExperts]:
     """Return expert modules by the path of their owner, `….mlp.experts`, in the model's order."""
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -230,7 +180,6 @@ def _assigned(
     name: str,
     layer: RoutedExperts,
     stack: StackEntry,
-    ranks: dict[tuple[int, int, int, int], Rank],
 ) -> Assigned:
     """Hold one module against its stack, and return what it reads."""
     check_new(name, layer)
@@ -238,31 +187,24 @@ def _assigned(
     hidden = config.hidden_dim_unpadded or config.hidden_dim
     sizes = (config.num_experts, hidden, config.intermediate_size, config.is_act_and_mul)
     check_sizes(name, stack, sizes)
-    method = _method(converted, name, layer)
+    quant = layer.quant_method
+    method = find_method(METHODS, name, quant, converted.layout.id)
+    backend = next(getattr(quant, name) for name in _BACKENDS if hasattr(quant, name))
+    experts = getattr(quant.experts_cls, "__name__", str(quant.experts_cls))
+    method.check(name, backend.name, experts)
     parallel = config.moe_parallel_config
     if parallel.use_ep and layer.expert_map_manager.placement_strategy != "linear":
         message = f"`{name}`: experts are dealt out round-robin"
         raise UnsupportedError(f"{message}: start with `--expert-placement-strategy linear`")
-    key = (parallel.tp_size, parallel.tp_rank, parallel.ep_size, parallel.ep_rank)
-    if key not in ranks:
-        ranks[key] = converted.rank(tp_size=key[0], tp_rank=key[1], ep_size=key[2], ep_rank=key[3])
-    job = Assigned(name, layer, method, ranks[key], ranks[key].tensors(stack.prefix))
+    rank = converted.rank(
+        tp_size=parallel.tp_size,
+        tp_rank=parallel.tp_rank,
+        ep_size=parallel.ep_size,
+        ep_rank=parallel.ep_rank,
+    )
+    job = Assigned(name, layer, method, rank, rank.tensors(stack.prefix))
     check_coverage(job)
     return job
-
-
-def _method(converted: ConvertedDirectory, name: str, layer: RoutedExperts) -> Method:
-    """Return the row of a layer's method, if vLLM chose what the files are made for."""
-    quant, layout = layer.quant_method, converted.manifest.layout.id
-    method = next((row for row in METHODS if row.matches(quant, layout)), None)
-    if method is None:
-        kind = type(quant).__name__
-        message = f"`{name}`: vLLM uses {kind} here, which does not read the layout {layout}"
-        raise UnsupportedError(message)
-    backend = next(getattr(quant, name) for name in _BACKENDS if hasattr(quant, name))
-    experts = getattr(quant.experts_cls, "__name__", str(quant.experts_cls))
-    method.check(name, backend.name, experts)
-    return method
 
 
 def _install(job: Assigned, tensor: RankTensor, data: torch.Tensor) -> None:
@@ -305,15 +247,3 @@ def _check_rest(
         if name not in placed and not wanted <= (loaded or set()):
             message = f"`{name}` has neither converted tensors nor those of the checkpoint"
             raise UnsupportedError(message)
-
-
-def _report(jobs: list[Assigned], seconds: float) -> None:
-    nbytes = sum(tensor.read_bytes for job in jobs for tensor in job.tensors)
-    if jobs:
-        _logger.info(
-            "Read %.2f GB of experts of %d layers in %.3f s (%.1f GB/s)",
-            nbytes / 1e9,
-            len(jobs),
-            seconds,
-            nbytes / 1e9 / max(seconds, 1e-9),
-        )

@@ -12,7 +12,7 @@ import pytest
 
 from moeconv.layouts import LAYOUTS
 from moeconv.serving.admission import engine_entry
-from moeconv.serving.placing import Method
+from moeconv.serving.methods import Method
 from moeconv.serving.reader import open_converted
 
 pytestmark = [

@@ -13,18 +13,11 @@ from moeconv.layouts import LAYOUTS
 from moeconv.output.manifest import StackEntry
 from moeconv.serving import open_converted
 from moeconv.serving.admission import check_dtype, engine_entry, options, refuse
-from moeconv.serving.placing import (
-    Assigned,
-    Method,
-    check_coverage,
-    check_new,
-    check_pairs,
-    check_sizes,
-    finish,
-    pair,
-    place_all,
-)
-from moeconv.serving.reader import ConvertedDirectory, RankTensor
+from moeconv.serving.methods import Method
+from moeconv.serving.pairing import Assigned, check_coverage, check_pairs, check_sizes, pair
+from moeconv.serving.placing import check_new, finish, place_all
+from moeconv.serving.rank import RankTensor
+from moeconv.serving.reader import ConvertedDirectory
 
 PREFIX = "model.layers.{}.mlp.experts"
 

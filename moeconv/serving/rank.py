@@ -1,0 +1,112 @@
+"""What does one rank read? Each expected tensor, exactly once, into the caller's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from moeconv.serving.filling import default_threads, fill
+
+if TYPE_CHECKING:
+    from moeconv.layouts.layout import Placement
+    from moeconv.output.files import Files
+    from moeconv.output.manifest import TensorEntry
+    from moeconv.serving.filling import Out
+    from moeconv.tensors import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RankTensor:
+    """An engine parameter of one rank: `spec.shape` starts with the rank's number of experts."""
+
+    prefix: str
+    layer: int
+    param: str
+    spec: TensorSpec
+    experts: range
+    placement: Placement
+    pieces: tuple[TensorEntry, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the parameter, padding included."""
+        return self.spec.nbytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that are read from disk for it."""
+        return (self.placement.end - self.placement.begin) * len(self.experts)
+
+
+class Rank:
+    """What one rank reads: every expected tensor exactly once."""
+
+    def __init__(self, files: Files, tensors: tuple[RankTensor, ...]) -> None:
+        self._files = files
+        self._tensors = tensors
+
+    def tensors(self, prefix: str | None = None) -> tuple[RankTensor, ...]:
+        """Return the tensors of the experts module `prefix`, or of all."""
+        return tuple(tensor for tensor in self._tensors if prefix in {None, tensor.prefix})
+
+    def read_into(self, tensor: RankTensor, out: Out, *, check: bool = False) -> None:
+        """Fill `out` with the parameter's bytes in the engine's order, zeros where it pads.
+
+        Parameters
+        ----------
+        tensor
+            One of `tensors()`.
+        out
+            `tensor.nbytes` contiguous bytes: a numpy array or a torch tensor of any dtype, on the
+            host or on a GPU.
+        check
+            Compare the digest of each whole expert first (reads more where TP cuts).
+
+        Raises
+        ------
+        ValueError
+            `out` has gaps or another size.
+        VerifyError
+            A file is short, or a digest differs.
+        """
+        fill(self._files, [(tensor, out)], threads=1, check=check)
+
+    def read_all(
+        self,
+        assignments: Iterable[tuple[RankTensor, Out]],
+        *,
+        threads: int | None = None,
+        check: bool = False,
+    ) -> None:
+        """Fill the memory of many tensors, several at a time.
+
+        Parameters
+        ----------
+        assignments
+            Tensors of `tensors()`, each with its memory as for `read_into`: of every module that
+            is named, each tensor exactly once.
+        threads
+            How many read at once; 4 by default.
+        check
+            As for `read_into`.
+
+        Raises
+        ------
+        ValueError
+            A tensor is missing or given twice, or some memory is not as `read_into` wants it.
+        VerifyError
+            A file is short, or a digest differs.
+        """
+        given = list(assignments)
+        named = {tensor.prefix for tensor, _ in given}
+        expected = sorted((t.prefix, t.param) for t in self._tensors if t.prefix in named)
+        found = sorted((tensor.prefix, tensor.param) for tensor, _ in given)
+        if found != expected:
+            odd = next(
+                (name for name in sorted({*expected, *found}) if found.count(name) != 1),
+                found[0],
+            )
+            message = f"`{'.'.join(odd)}` is given {found.count(odd)} times, expected once"
+            raise ValueError(message)
+        fill(self._files, given, threads or default_threads(), check=check)
