@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +15,8 @@ from hypothesis import settings
 
 from moeconv.kernels.cpu import CpuKernels
 from tests import runs
+from tests.hub.server import Origins
+from tests.hub.state import FakeHub
 from tests.sources import Tiny, write_tiny
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 HAS_CUDA = ctypes.util.find_library("cuda") is not None
 if not HAS_CUDA:
     os.environ["TRITON_INTERPRET"] = "1"
+
+# huggingface_hub looks for the Hub's address once, when it is imported: have one from the start.
+ORIGINS = Origins()
+os.environ |= FakeHub.settings(ORIGINS.url)
 
 # A console keeps the width that it finds when it is made: make it here, where none is set.
 os.environ.pop("COLUMNS", None)
@@ -54,6 +60,28 @@ def source(make_checkpoint: Callable[..., Path]) -> Path:
 def converted(source: Path, tmp_path: Path) -> Path:
     """The checkpoint `source`, converted."""
     return runs.run(source, tmp_path / "converted")
+
+
+@pytest.fixture(scope="session")
+def _origins() -> Iterator[Origins]:
+    with ORIGINS.running():
+        yield ORIGINS
+
+
+@pytest.fixture
+def hub(_origins: Origins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    """A Hub on loopback, empty, that this process and those it starts talk to, with a token."""
+    from huggingface_hub import constants
+
+    home = tmp_path / "hf-home"
+    monkeypatch.setenv("HF_HOME", str(home))
+    monkeypatch.setattr(constants, "HF_HOME", str(home))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+    hub = FakeHub(tmp_path / "hub")
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    _origins.serve(hub)
+    return hub
 
 
 def _cpu() -> Kernels:
