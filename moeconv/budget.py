@@ -14,6 +14,7 @@ from moeconv.errors import UnsupportedError
 from moeconv.jobs import Converted, Job
 from moeconv.layouts.verbs import DeviceKernels
 from moeconv.reading import scratch_for
+from moeconv.share import WHOLE, Share
 from moeconv.tensors import round_up
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ _STATIONS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of the machine to use: threads, and bytes of all buffers together."""
+    """How much to take on: threads, bytes of all buffers together, and which part of the jobs."""
 
     workers: int
     max_host_bytes: int = 1 << 30
     max_device_bytes: int = 1 << 30
+    share: Share = WHOLE
 
     @property
     def shards(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,9 @@ from moeconv.pipeline import Moved
 from moeconv.plan import Plan, facts_entries, known_facts, plan_for
 from moeconv.preview import preview, surveyed, target_of
 from moeconv.recognition import pick_family
+from moeconv.seal import seal
 from moeconv.serving import open_converted
+from moeconv.share import Share
 from moeconv.summary import Finished, show_result
 from moeconv.target import Wish, choose_layout, out_name
 from moeconv.traits import kinds_of, model_of
@@ -40,6 +43,8 @@ def run_convert(options: Options, wish: Wish) -> None:
     if options.dry_run:
         preview(options, wish)
         return
+    share = options.limits.share
+    report.lead(share.label, leads=share.leads)
     kernels = pick(options.device)
     checkpoint = open_checkpoint(options.source)
     family = pick_family(checkpoint, options.family)
@@ -66,11 +71,14 @@ def run_convert(options: Options, wish: Wish) -> None:
         plan = surveyed(plan, checkpoint, options.max_lost_share)
         directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
         directory.keep_facts(facts_entries(plan.facts or {}))
-        _check_space(out, plan, directory)
+        _check_space(out, plan, directory, share)
         manifest = _drive(plan, checkpoint, directory, kernels, options)
     except KeyboardInterrupt:
         report.note("interrupted; run the same command again to go on from here")
         sys.exit(130)
+    if manifest is None:
+        _show_share(out, options)
+        return
     seconds = time.monotonic() - started_s
     finished = Finished(options.source, out, seconds, manifest, start_commands(layout, model, out))
     show_result(plan, finished, as_json=options.as_json)
@@ -82,10 +90,14 @@ def _drive(
     directory: OutputDirectory,
     kernels: Kernels,
     options: Options,
-) -> Manifest:
+) -> Manifest | None:
+    own = options.limits.share.jobs(len(plan.jobs))
     with report.progress() as bar:
-        done = _done_bytes(plan, directory)
-        task = bar.add_task("converting", total=plan.nbytes, completed=done)
+        task = bar.add_task(
+            "converting",
+            total=sum(plan.jobs[number].nbytes for number in own),
+            completed=_done_bytes(plan, own, directory),
+        )
         for event in convert(plan, checkpoint, directory, kernels, options.limits):
             match event:
                 case Moved(nbytes):
@@ -96,20 +108,36 @@ def _drive(
                         report.emit({"event": "shard", **shard})
                 case Manifest():
                     return event
-    message = "the conversion ended without a manifest"
-    raise AssertionError(message)
+    return None
 
 
-def _done_bytes(plan: Plan, directory: OutputDirectory) -> int:
-    return sum(
-        job.nbytes
-        for number, job in enumerate(plan.jobs)
-        if directory.record(number, job.file) is not None
-    )
+def _show_share(out: Path, options: Options) -> None:
+    """Say that a share is done, and what is left to do."""
+    label = options.limits.share.label
+    report.good(f"share {label} is done in `{out}`")
+    report.table("", [("next", f"moeconv seal {out}, when all shares are there")])
+    if options.as_json:
+        report.emit({"event": "share", "out": str(out), "share": label})
 
 
-def _check_space(out: Path, plan: Plan, directory: OutputDirectory) -> None:
-    needed = plan.nbytes - _done_bytes(plan, directory)
+def run_seal(out: Path, *, as_json: bool) -> None:
+    """Join shares, and say what was made."""
+    manifest = seal(out)
+    if as_json:
+        report.emit({"event": "done", "out": str(out), "plan_id": manifest.plan_id})
+        return
+    report.good(f"`{out}` is whole: {len(manifest.files)} files")
+    report.table("", [("next", f"moeconv verify {out} --read-data")])
+
+
+def _done_bytes(plan: Plan, numbers: Iterable[int], directory: OutputDirectory) -> int:
+    jobs = ((number, plan.jobs[number]) for number in numbers)
+    return sum(job.nbytes for number, job in jobs if directory.record(number, job.file))
+
+
+def _check_space(out: Path, plan: Plan, directory: OutputDirectory, share: Share) -> None:
+    own = share.jobs(len(plan.jobs))
+    needed = sum(plan.jobs[number].nbytes for number in own) - _done_bytes(plan, own, directory)
     free = shutil.disk_usage(out).free
     if free < needed:
         message = f"`{out}` has {report.size(free)} free, but {report.size(needed)} are needed"

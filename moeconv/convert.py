@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from moeconv.abreast import abreast
 from moeconv.checkpoint.reader import Reader
-from moeconv.describe import describe
-from moeconv.errors import UnsupportedError
+from moeconv.describe import draft
 from moeconv.estimate import peak_rss_bytes
+from moeconv.output.completing import complete
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, RunEntry, ShardRecord
 from moeconv.pipeline import Moved, Pipeline
@@ -30,7 +29,15 @@ _POLL_S: Final = 0.2
 
 @dataclass(slots=True)
 class _Run:
-    """What is known of this process's run so far."""
+    """What is known of this process's run so far.
+
+    Attributes
+    ----------
+    known, resumed
+        Jobs that were done when it began, and all that it found done.
+    foreign
+        Bytes of each job that another process did meanwhile.
+    """
 
     device: str
     kernels: str
@@ -40,6 +47,8 @@ class _Run:
     bytes_written: int = 0
     peak_device_bytes: int = 0
     resumed: list[int] = field(default_factory=list)
+    known: frozenset[int] = frozenset()
+    foreign: list[int] = field(default_factory=list)
 
     def entry(self) -> RunEntry:
         """Return the run as the manifest keeps it."""
@@ -49,7 +58,7 @@ class _Run:
             workers=self.workers,
             seconds=round(time.monotonic() - self.started_s, 3),
             bytes_read=self.bytes_read,
-            bytes_written=self.bytes_written,
+            bytes_written=self.bytes_written - sum(self.foreign),
             peak_rss_bytes=peak_rss_bytes(),
             peak_device_bytes=self.peak_device_bytes,
             jobs_resumed=len(self.resumed),
@@ -65,8 +74,10 @@ def convert(
 ) -> Iterator[Moved | ShardRecord | Manifest]:
     """Convert a checkpoint into a directory that belongs to the plan.
 
-    Yields bytes as they are done, the record of each shard as it becomes durable (also of those
-    that were there), and the manifest once the directory is whole.
+    Yields bytes as they are done, here or by another process, the record of each shard as it
+    becomes durable (also of those that were there), and the manifest once the directory is whole.
+    Where this process is to do only a share of the jobs, there is no manifest: `moeconv.seal` makes
+    it of all shares.
 
     Raises
     ------
@@ -82,8 +93,10 @@ def convert(
             plan = next(event for event in survey(plan, reader) if not isinstance(event, Moved))
     with directory.present():
         yield from _convert(plan, checkpoint, directory, kernels, limits)
-        directory.clean()
-    yield directory.manifest()
+        if not limits.share.only:
+            directory.clean()
+    if not limits.share.only:
+        yield directory.manifest()
 
 
 def _convert(
@@ -93,18 +106,21 @@ def _convert(
     kernels: Kernels,
     limits: Limits,
 ) -> Iterator[Moved | ShardRecord]:
-    """Do every job that is left, then seal."""
+    """Do every job that is left of this process's share, then seal if it is all of them."""
+    directory.keep_draft(draft(plan, checkpoint))
     run = _Run(kernels.device, kernels.name, limits.workers)
     records: dict[str, ShardRecord] = {}
     with (
         Reader(checkpoint.root) as reader,
         Pipeline(reader, kernels, plan, limits) as pipeline,
     ):
-        waiting = _own_share_first(len(plan.jobs))
+        jobs = enumerate(plan.jobs)
+        run.known = frozenset(n for n, job in jobs if directory.record(n, job.file))
+        waiting = limits.share.jobs(len(plan.jobs))
         while waiting and not directory.is_sealed():
             before = len(waiting)
-            jobs = (_do(plan.jobs[n], n, directory, pipeline, run) for n in waiting)
-            for event in abreast(jobs, limits.shards):
+            streams = (_do(plan.jobs[n], n, directory, pipeline, run) for n in waiting)
+            for event in abreast(streams, limits.shards):
                 if isinstance(event, ShardRecord):
                     records[event.file] = event
                 else:
@@ -115,12 +131,16 @@ def _convert(
                 time.sleep(_POLL_S)  # the rest is being done by other processes
         run.bytes_read = reader.bytes_read
         run.peak_device_bytes = pipeline.peak_device_bytes
+    if limits.share.only:
+        directory.copy_side_files(checkpoint.root, checkpoint.side_files)
+        directory.add_run(limits.share.label.replace("/", "-of-"), run.entry())
+        return
     with directory.sealing() as is_mine:
         if is_mine:
             directory.copy_side_files(checkpoint.root, checkpoint.side_files)
             side = [directory.file_entry(name) for name in checkpoint.side_files]
             shards = [records[job.file] for job in plan.jobs]
-            directory.seal(describe(plan, checkpoint, shards, side, run.entry()))
+            directory.seal(complete(directory.draft(), shards, side, run.entry()))
 
 
 def _do(
@@ -132,7 +152,11 @@ def _do(
             return
         record = directory.record(number, job.file)
         if record is not None:
-            run.resumed.append(number)
+            if number in run.known:
+                run.resumed.append(number)
+            else:
+                run.foreign.append(job.nbytes)
+                yield Moved(job.nbytes)  # by another process: whoever watches sees all of it
             yield record
             return
         temporary, final = directory.temporary(number), directory.root / job.file
@@ -140,13 +164,3 @@ def _do(
             if isinstance(event, ShardRecord):
                 directory.add_record(number, event)
             yield event
-
-
-def _own_share_first(count: int) -> list[int]:
-    """Return job numbers, starting where this process's share of them starts (torchrun's names)."""
-    said = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if not (said[0].isdecimal() and said[1].isdecimal() and int(said[0]) < int(said[1])):
-        message = f"`RANK`={said[0]!r} of `WORLD_SIZE`={said[1]!r} is no rank"
-        raise UnsupportedError(message, hint="unset both, or let torchrun set them")
-    start = count * int(said[0]) // int(said[1])
-    return [*range(start, count), *range(start)]

@@ -1,26 +1,26 @@
-"""What does the manifest say of a plan and the shards it became?"""
+"""What does the manifest say of a plan, before its shards are written?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
 from moeconv.jobs import Converted
 from moeconv.modelconfig import model_types
+from moeconv.output.completing import together
 from moeconv.output.manifest import (
     FORMAT,
     EngineEntry,
     FileEntry,
     LayoutEntry,
     Manifest,
-    RunEntry,
-    ShardRecord,
     SourceEntry,
     SourceFileEntry,
     TensorEntry,
     WeightEntry,
 )
+from moeconv.output.shard import arrange
+from moeconv.pipeline import METADATA
 from moeconv.plan import Plan, facts_entries, stack_entries
 
 if TYPE_CHECKING:
@@ -29,15 +29,9 @@ if TYPE_CHECKING:
 _TOOLS: Final = ("moeconv", "numpy", "torch", "safetensors", "flashinfer-python")
 
 
-def describe(
-    plan: Plan,
-    checkpoint: Checkpoint,
-    shards: Sequence[ShardRecord],
-    side_files: Sequence[FileEntry],
-    run: RunEntry,
-) -> Manifest:
-    """Return the manifest of a finished conversion; `shards` in the order of the plan's jobs."""
-    tensors, weights = _entries(plan, shards)
+def draft(plan: Plan, checkpoint: Checkpoint) -> Manifest:
+    """Return the manifest of a conversion before it has run: all but digests, and how it went."""
+    tensors, weights, files = _entries(plan)
     target = plan.target
     return Manifest(
         format=FORMAT,
@@ -72,50 +66,32 @@ def describe(
         left_out=dict(plan.left_out),
         tensors=tensors,
         weights=weights,
-        files=(*(FileEntry(shard.file, shard.size, shard.sha256) for shard in shards), *side_files),
-        sources=tuple(digest for shard in shards for digest in shard.sources),
-        run=run,
+        files=files,
+        sources=(),
+        run=together(()),
     )
 
 
 def _entries(
-    plan: Plan, shards: Sequence[ShardRecord]
-) -> tuple[tuple[TensorEntry, ...], tuple[WeightEntry, ...]]:
-    tensors, weights = [], []
-    for job, shard in zip(plan.jobs, shards, strict=True):
+    plan: Plan,
+) -> tuple[tuple[TensorEntry, ...], tuple[WeightEntry, ...], tuple[FileEntry, ...]]:
+    """Return converted tensors, those that pass through, and shards in the order of the jobs."""
+    tensors, weights, files = [], [], []
+    for job in plan.jobs:
         by_name = {tensor.name: tensor for tensor in job.tensors}
-        for record in shard.tensors:
-            tensor = by_name[record.name]
-            spec = tensor.spec
+        layout = arrange({tensor.name: tensor.spec for tensor in job.tensors}, METADATA)
+        files.append(FileEntry(job.file, layout.size, ""))
+        for place in layout.entries:
+            tensor, spec = by_name[place.name], place.spec
+            held = (spec.dtype, spec.shape, job.file, place.begin, place.end)
             if isinstance(tensor, Converted):
-                entry = TensorEntry(
-                    name=record.name,
-                    prefix=tensor.stack.prefix,
-                    param=tensor.output.param,
-                    dtype=spec.dtype,
-                    shape=spec.shape,
-                    file=shard.file,
-                    begin=record.begin,
-                    end=record.end,
-                    first=tensor.experts[0],
-                    last=tensor.experts[-1],
-                    rank=tensor.rank,
-                    xxh3=record.xxh3,
-                )
+                first, last = tensor.experts[0], tensor.experts[-1]
+                prefix, param = tensor.stack.prefix, tensor.output.param
+                entry = TensorEntry(place.name, prefix, param, *held, first, last, tensor.rank, ())
                 tensors.append(entry)
             else:
-                weights.append(
-                    WeightEntry(
-                        record.name,
-                        spec.dtype,
-                        spec.shape,
-                        shard.file,
-                        record.begin,
-                        record.end,
-                        record.xxh3[0],
-                    )
-                )
-    return tuple(tensors), tuple(weights)
+                weights.append(WeightEntry(place.name, *held, ""))
+    return tuple(tensors), tuple(weights), tuple(files)
 
 
 def _version(name: str) -> str:

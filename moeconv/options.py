@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moeconv.share import Share, launched
+
 if TYPE_CHECKING:
     from moeconv.budget import Limits
 
@@ -36,6 +38,9 @@ class Options:
         Threads.
     family
         Take this family's names, whatever `config.json` says.
+    share
+        Do this part of the jobs only, and do not seal; `None` for all, together with other
+        processes.
     dry_run
         Show the plan, write nothing.
     overwrite
@@ -56,6 +61,7 @@ class Options:
     layers: range | None = None
     workers: int = 2
     family: str | None = None
+    share: Share | None = None
     dry_run: bool = False
     overwrite: bool = False
     as_json: bool = False
@@ -66,4 +72,5 @@ class Options:
         """How much of the machine to use."""
         from moeconv.budget import Limits
 
-        return Limits(self.workers, self.max_host_bytes, self.max_device_bytes)
+        share = self.share or launched()
+        return Limits(self.workers, self.max_host_bytes, self.max_device_bytes, share)

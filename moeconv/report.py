@@ -37,6 +37,22 @@ _COLOURS: Final = ("blue", "yellow", "green", "magenta", "cyan", "red", "white",
 
 err = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
+_alarm = Console(stderr=True, highlight=False)
+_name = [""]
+
+
+def lead(label: str, *, leads: bool) -> None:
+    """Let one of several processes speak for all; another says only what went wrong, and its name.
+
+    Parameters
+    ----------
+    label
+        What to call this process, as `2/4`.
+    leads
+        Whether it is the one.
+    """
+    err.quiet = out.quiet = not leads
+    _name.append("" if leads else f"[{label}] ")
 
 
 def size(nbytes: float) -> str:
@@ -64,7 +80,7 @@ def progress() -> Progress:
         TimeRemainingColumn(),
         console=err,
         transient=True,
-        disable=not err.is_terminal,
+        disable=err.quiet or not err.is_terminal,
     )
 
 
@@ -138,12 +154,15 @@ def good(message: str) -> None:
 
 def error(problem: MoeconvError) -> None:
     """Print an error, and its hint set apart."""
-    err.print(f"[red]error:[/red] {escape(str(problem))}", soft_wrap=True)
+    start = escape(_name[-1])
+    _alarm.print(f"{start}[red]error:[/red] {escape(str(problem))}", soft_wrap=True)
     if problem.hint:
-        err.print(f"\n[cyan]hint:[/cyan] {escape(problem.hint)}", soft_wrap=True)
+        _alarm.print(f"\n[cyan]hint:[/cyan] {escape(problem.hint)}", soft_wrap=True)
 
 
 def emit(value: Mapping[str, object]) -> None:
     """Print one JSON object, a line, to stdout."""
+    if out.quiet:
+        return
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()

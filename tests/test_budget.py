@@ -53,8 +53,9 @@ def test_limits_are_kept_and_used(plan, workers, host, device):
 @pytest.mark.parametrize("option", ["--max-host-memory", "--max-device-memory"])
 def test_a_limit_that_does_not_hold_one_expert_is_refused_with_the_figure(plan, option):
     def budget(nbytes: int) -> object:
-        names = {"--max-host-memory": "max_host_bytes", "--max-device-memory": "max_device_bytes"}
-        return budget_for(plan.jobs, Limits(1, **{names[option]: nbytes}), DEVICE)
+        is_host = option == "--max-host-memory"
+        limits = Limits(1, nbytes) if is_host else Limits(1, max_device_bytes=nbytes)
+        return budget_for(plan.jobs, limits, DEVICE)
 
     with pytest.raises(UnsupportedError, match=rf"`{option}` 1000 bytes .* one expert") as error:
         budget(1000)

@@ -85,20 +85,6 @@ def test_nan_payloads_survive(make_checkpoint, tmp_path):
         assert (found == found[0]).all()
 
 
-@pytest.mark.parametrize(("rank", "size"), [("0", "2"), ("1", "2"), ("2", "3")])
-def test_each_process_starts_with_its_own_share(
-    source, converted, tmp_path, monkeypatch, rank, size
-):
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", size)
-    wanted = Wanted(max_shard_bytes=100_000)
-    plan, _ = runs.plan(source, wanted)
-    out = tmp_path / "out"
-    files = [e.file for e in runs.events(source, out, wanted) if isinstance(e, ShardRecord)]
-    assert files[0] == plan.jobs[len(plan.jobs) * int(rank) // int(size)].file
-    assert sorted(files) == sorted(job.file for job in plan.jobs)
-
-
 def test_side_files_are_as_they_were(source, tmp_path):
     (source / "sub").mkdir()
     (source / "sub" / "template.jinja").write_bytes(b"\x00\xff raw")

@@ -57,3 +57,26 @@ def rank(
     from moeconv.commands import run_rank
 
     run_rank(converted, tp=(tp, tp_rank), ep=(ep, ep_rank), as_json=as_json)
+
+
+@verbs.command(
+    epilog="Example: `moeconv seal ./converted`\n\n"
+    "Exit codes: 0 done, 2 usage, 5 shards are missing, 6 broken notes."
+)
+def seal(
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A directory that shares were written to.")
+    ],
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON line to stdout, for machines.")
+    ] = False,
+) -> None:
+    """Make one model of the shares that `--shard-of` wrote, or say which shards are missing.
+
+    Shares of several machines are joined by copying their directories over each other first, with
+    their hidden files (as `rsync -a` does). The source is not needed.
+    """
+    from moeconv.commands import run_seal
+
+    run_seal(out, as_json=as_json)

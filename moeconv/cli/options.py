@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec,
 import typer
 
 from moeconv.options import Options
+from moeconv.share import Share, parse_share
 
 if TYPE_CHECKING:
     from typer.models import ParameterInfo
@@ -49,6 +50,14 @@ def parse_layers(text: str) -> range:
         message = f"{text!r} is no range of layers; write it as 0-3"
         raise typer.BadParameter(message)
     return range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)
+
+
+def _parse_share(text: str) -> Share:
+    """Parse `2/4`."""
+    try:
+        return parse_share(text)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem)) from None
 
 
 FAMILY: Final = typer.Option(
@@ -95,6 +104,13 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
     ),
     "workers": typer.Option("--workers", min=1, help="Threads that read, lay out and write."),
     "family": FAMILY,
+    "share": typer.Option(
+        "--shard-of",
+        parser=_parse_share,
+        metavar="I/N",
+        help="Do the I-th of N parts of the work, from 1/N on; `moeconv seal` joins them.",
+        show_default="all of it",
+    ),
     "dry_run": typer.Option("--dry-run", help="Show the plan and write nothing."),
     "overwrite": typer.Option("--overwrite", help="Replace an earlier moeconv directory at --out."),
     "as_json": typer.Option("--json", help="Print JSON lines to stdout, for machines."),

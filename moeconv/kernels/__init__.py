@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from moeconv.errors import UnsupportedError
 from moeconv.kernels.cpu import CpuKernels
+from moeconv.share import own_gpu
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 def pick(device: str) -> Kernels:
     """Return the kernels for `auto`, `cpu`, `cuda` or `cuda:<n>`.
 
-    Torch is imported only where a CUDA driver is installed, since that takes seconds.
+    Under `torchrun`, `cuda` is a GPU for each process. Torch is imported only where a CUDA driver
+    is installed, since that takes seconds.
 
     Raises
     ------
@@ -30,7 +32,7 @@ def pick(device: str) -> Kernels:
         from moeconv.kernels.cuda import CudaKernels
         from moeconv.kernels.fastest import fastest_batch
 
-        return CudaKernels("cuda:0" if device == "cuda" else device, fastest_batch)
+        return CudaKernels(own_gpu() if device == "cuda" else device, fastest_batch)
     message = f"`--device {device}` is none of auto, cpu, cuda and cuda:<n>"
     raise UnsupportedError(message)
 

@@ -1,6 +1,8 @@
 """The output directory while it grows: who may write there, what is done, when it is whole.
 
     OUT/.moeconv/plan.json      the plan's id and what it is made of
+    OUT/.moeconv/draft.json     the manifest without what only written shards tell
+    OUT/.moeconv/runs/          how each share of the work went, where shares were given out
     OUT/.moeconv/facts.json     what the survey of the scales found, where there is one
     OUT/.moeconv/records/N.json what job N wrote; its shard is durable before this is
     OUT/.moeconv/locks/N        held while job N runs; the system frees it with its process
@@ -18,7 +20,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import filelock
 
@@ -29,6 +31,7 @@ from moeconv.output.manifest import (
     FileEntry,
     KeptFacts,
     Manifest,
+    RunEntry,
     ShardRecord,
     decode,
     encode,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 _READABLE_CHARS: Final = 40
 _FACTS: Final = "facts.json"
+_DRAFT: Final = "draft.json"
 
 
 class OutputDirectory:
@@ -78,6 +82,27 @@ class OutputDirectory:
         _check_ours(root)
         with writing(root), self._lock("plan"):
             self._join(identity)
+
+    @classmethod
+    def begun(cls, root: Path) -> Self:
+        """Return a directory that a conversion has begun, by the plan that it holds.
+
+        Raises
+        ------
+        OutputError
+            None has begun there, or its notes are broken.
+        """
+        if (root / MANIFEST_NAME).exists():
+            manifest = read_manifest(root)
+            return cls(root, manifest.plan_id, manifest.plan)
+        try:
+            data = (root / WORK_FOLDER / "plan.json").read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            message = f"`{root}` holds no conversion that has begun: there is no `{WORK_FOLDER}/`"
+            hint = "give the directory that `--out` named, with its hidden files"
+            raise OutputError(message, hint=hint) from None
+        plan = decode(data, dict[str, str], f"{WORK_FOLDER}/plan.json")
+        return cls(root, plan.pop("id", ""), plan)
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
@@ -134,6 +159,32 @@ class OutputDirectory:
         except VerifyError:
             return None
         return kept.facts if kept.plan_id == plan_id else None
+
+    def keep_draft(self, draft: Manifest) -> None:
+        """Note what the manifest will say but for digests, for whoever seals."""
+        self._write(self._work / _DRAFT, encode(draft))
+
+    def draft(self) -> Manifest:
+        """Return that note.
+
+        Raises
+        ------
+        VerifyError
+            It is not there or broken.
+        """
+        path = self._work / _DRAFT
+        data = path.read_bytes() if path.exists() else b""
+        return decode(data, Manifest, f"{WORK_FOLDER}/{_DRAFT}")
+
+    def add_run(self, name: str, run: RunEntry) -> None:
+        """Note how a share of the work went."""
+        self._write(self._work / "runs" / f"{name}.json", encode(run))
+
+    def runs(self) -> list[RunEntry]:
+        """Return how the shares went that were noted."""
+        paths = sorted((self._work / "runs").glob("*.json"))
+        names = {path: f"{WORK_FOLDER}/runs/{path.name}" for path in paths}
+        return [decode(path.read_bytes(), RunEntry, names[path]) for path in paths]
 
     def add_record(self, number: int, record: ShardRecord) -> None:
         """Note that a job is done; its shard must be durable by now."""
