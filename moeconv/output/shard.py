@@ -93,6 +93,7 @@ class ShardWriter:
         self._temporary, self._final, self._layout = temporary, final, layout
         self._sha256 = hashlib.sha256(layout.header)
         self._hashed = len(layout.header)
+        self._is_final = False
         flags = os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC
         with writing(final):
             temporary.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +116,7 @@ class ShardWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._fd >= 0:
+        if not self._is_final:
             self._discard()
 
     def write(self, at: int, data: Bytes) -> None:
@@ -156,6 +157,7 @@ class ShardWriter:
             os.fsync(self._fd)
             self._close()
             self._temporary.replace(self._final)
+            self._is_final = True
             sync_folder(self._final.parent)
         return self._sha256.hexdigest()
 
@@ -166,9 +168,9 @@ class ShardWriter:
             view, at = view[done:], at + done
 
     def _close(self) -> None:
-        os.close(self._fd)
-        if self._direct_fd >= 0:
-            os.close(self._direct_fd)
+        for fd in (self._fd, self._direct_fd):
+            if fd >= 0:
+                os.close(fd)
         self._fd = self._direct_fd = -1
 
     def _discard(self) -> None:

@@ -122,3 +122,19 @@ def test_a_small_file_is_whole_or_as_it_was(tmp_path, monkeypatch, failing):
     with pytest.raises(OutputError, match="No space left"):
         write_file(path, b"new", tmp_path / "tmp")
     assert [(p.name, p.read_bytes()) for p in tmp_path.rglob("*.json*")] == [("a.json", b"old")]
+
+
+def test_a_rename_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    layout = arrange({"a": TensorSpec("U8", (4,))}, {})
+    writer = ShardWriter(tmp_path / "grows", tmp_path / "whole", layout)
+    (tmp_path / "whole").mkdir()  # a folder in the way
+
+    def fill() -> None:
+        with writer as shard:
+            shard.write(layout.entries[0].begin, np.zeros(4, np.uint8))
+            shard.digest(layout.entries[0].begin, np.zeros(4, np.uint8))
+            shard.commit()
+
+    with pytest.raises(OutputError):
+        fill()
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
