@@ -20,7 +20,7 @@ import xxhash
 from moeconv.budget import Limits, budget_for
 from moeconv.checkpoint.reader import Reader
 from moeconv.jobs import Converted, Job, Passthrough
-from moeconv.output.manifest import ShardRecord, SourceDigest, TensorRecord
+from moeconv.output.manifest import WRITTEN, ShardRecord, SourceDigest, TensorRecord
 from moeconv.output.shard import Entry, ShardWriter, arrange
 from moeconv.plan import Plan
 from moeconv.reading import read_matrix
@@ -147,7 +147,7 @@ class Pipeline:
             for entry in layout.entries
         )
         file = job.file
-        yield ShardRecord(file, layout.size, sha256, "written", records, tuple(book.sources))
+        yield ShardRecord(file, layout.size, sha256, WRITTEN, records, tuple(book.sources))
 
     def _pieces(self, tensor: Converted | Passthrough, entry: Entry) -> Iterator[_Piece]:
         if isinstance(tensor, Passthrough):

@@ -27,6 +27,7 @@ import filelock
 from moeconv.errors import OutputError, VerifyError
 from moeconv.output.manifest import (
     MANIFEST_NAME,
+    UPLOADED,
     FactsEntry,
     FileEntry,
     KeptFacts,
@@ -60,6 +61,11 @@ class OutputDirectory:
     overwrite
         Replace what is there, if it is moeconv's.
 
+    Attributes
+    ----------
+    is_published
+        A shard whose record says that it is on the Hub need not be here.
+
     Raises
     ------
     OutputError
@@ -70,6 +76,7 @@ class OutputDirectory:
         self, root: Path, plan_id: str, identity: Mapping[str, str], *, overwrite: bool = False
     ) -> None:
         self.root = root
+        self.is_published = False
         self._plan_id = plan_id
         self._work = root / WORK_FOLDER
         if overwrite:
@@ -130,7 +137,7 @@ class OutputDirectory:
             lock.release()
 
     def record(self, number: int, file: str) -> ShardRecord | None:
-        """Return what a finished job wrote, if its shard is still there."""
+        """Return what a finished job wrote, if its shard is still there, or on the Hub."""
         try:
             data = (self._work / "records" / f"{number}.json").read_bytes()
         except FileNotFoundError:
@@ -139,9 +146,12 @@ class OutputDirectory:
             record = decode(data, ShardRecord, f"{WORK_FOLDER}/records/{number}.json")
         except VerifyError:
             return None  # a broken note is no note; the job is done again
+        if record.file != file:
+            return None
+        if self.is_published and record.state == UPLOADED:
+            return record
         path = self.root / file
-        is_whole = record.file == file and path.is_file() and path.stat().st_size == record.size
-        return record if is_whole else None
+        return record if path.is_file() and path.stat().st_size == record.size else None
 
     def keep_facts(self, facts: tuple[FactsEntry, ...]) -> None:
         """Note what a survey found, for the next process of this plan."""

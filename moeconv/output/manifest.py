@@ -237,6 +237,13 @@ class TensorRecord:
     xxh3: tuple[str, ...]
 
 
+WRITTEN: Final = "written"
+"""State of a shard that is durable in the directory."""
+
+UPLOADED: Final = "uploaded"
+"""State of a shard that is durable on the Hub; it may be gone from the directory."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
     """A finished shard: what `.moeconv/` keeps of a job that is done."""
