@@ -221,8 +221,8 @@ def make_command(layout: Layout) -> str:
     return f"{layout.verb} --engine sglang" if is_other else layout.verb
 
 
-def start_command(engine: Engine, out: Path) -> str | None:
-    """Return the command that serves a converted directory; `None` for an engine not known here."""
+def start_command(engine: Engine, out: Path | str) -> str | None:
+    """Return the command that serves a directory or repository; `None` for an unknown engine."""
     command = _START.get(engine.name)
     return command and command.format(out=out, flags=engine.backend)
 

@@ -32,12 +32,13 @@ _STATIONS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much to take on: threads, bytes of all buffers together, and which part of the jobs."""
+    """How much to take on: threads, bytes of all buffers, which jobs, and how many at once."""
 
     workers: int
     max_host_bytes: int = 1 << 30
     max_device_bytes: int = 1 << 30
     share: Share = WHOLE
+    max_shards: int | None = None
 
     @property
     def shards(self) -> int:
@@ -45,7 +46,8 @@ class Limits:
 
         A file's SHA-256 takes one thread, in file order; it keeps up with about two workers.
         """
-        return max(1, self.workers // 2)
+        enough = max(1, self.workers // 2)
+        return enough if self.max_shards is None else min(enough, self.max_shards)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moeconv import report
 from moeconv.acceptance import check_engines, start_commands
@@ -24,18 +23,15 @@ from moeconv.output.manifest import Manifest, ShardRecord, read_manifest
 from moeconv.pipeline import Moved
 from moeconv.plan import Plan, facts_entries, known_facts, plan_for
 from moeconv.preview import preview, surveyed, target_of
+from moeconv.pushing import Sink, sink_for
 from moeconv.recognition import pick_family
 from moeconv.seal import seal
 from moeconv.serving import open_converted
-from moeconv.share import Share
 from moeconv.summary import Finished, show_result
 from moeconv.target import Wish, choose_layout, out_name
 from moeconv.traits import kinds_of, model_of
+from moeconv.uploads import Sent
 from moeconv.verify import Verified, bytes_to_move, check_files, verify
-
-if TYPE_CHECKING:
-    from moeconv.checkpoint.types import Checkpoint
-    from moeconv.layouts.verbs import Kernels
 
 
 def run_convert(options: Options, wish: Wish) -> None:
@@ -56,66 +52,87 @@ def run_convert(options: Options, wish: Wish) -> None:
     model = model_of(family, checkpoint.config, kinds_of(plan.stacks), checkpoint.tensors)
     for warning in (*plan.warnings, *check_engines(layout, model)):
         report.warn(warning)
-    if OutputDirectory.is_finished(out, plan.id) and not options.overwrite:
-        check_files(out, read_manifest(out))
-        OutputDirectory(out, plan.id, plan.identity)  # tidies up what a crash may have left
-        report.good(f"`{out}` is already converted with these options; nothing to do")
-        if options.as_json:
-            report.emit({"event": "done", "out": str(out), "plan_id": plan.id})
-        return
-    started_s = time.monotonic()
     try:
+        sink = sink_for(options, plan, out)
+        if sink.is_there(checkpoint) or _is_done(plan, out, sink, options):
+            return
+        started_s = time.monotonic()
         kept = OutputDirectory.kept_facts(out, plan.id)
         if kept is not None:
             plan = replace(plan, facts=known_facts(kept))
         plan = surveyed(plan, checkpoint, options.max_lost_share)
         directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
         directory.keep_facts(facts_entries(plan.facts or {}))
-        _check_space(out, plan, directory, share)
-        manifest = _drive(plan, checkpoint, directory, kernels, options)
+        sink.adopt(directory)
+        _check_space(out, plan, directory, options)
+        events = convert(plan, checkpoint, directory, kernels, options.limits)
+        manifest = _drive(sink.along(directory, events), plan, directory, options)
+        if manifest is None:
+            _show_share(out, options)
+            return
+        seconds, starts = time.monotonic() - started_s, start_commands(layout, model, out)
+        source = None if options.push else options.source
+        finished = Finished(source, out, seconds, manifest, starts)
+        show_result(plan, finished, as_json=options.as_json)
+        sink.finish(manifest)
     except KeyboardInterrupt:
         report.note("interrupted; run the same command again to go on from here")
         sys.exit(130)
-    if manifest is None:
-        _show_share(out, options)
-        return
-    seconds = time.monotonic() - started_s
-    finished = Finished(options.source, out, seconds, manifest, start_commands(layout, model, out))
-    show_result(plan, finished, as_json=options.as_json)
+
+
+def _is_done(plan: Plan, out: Path, sink: Sink, options: Options) -> bool:
+    """Say whether nothing is left to convert; then what is left of publishing is done."""
+    if options.overwrite or not OutputDirectory.is_finished(out, plan.id):
+        return False
+    OutputDirectory(out, plan.id, plan.identity)  # tidies up what a crash may have left
+    if options.push:
+        sink.finish(read_manifest(out))
+        return True
+    check_files(out, read_manifest(out))
+    report.good(f"`{out}` is already converted with these options; nothing to do")
+    if options.as_json:
+        report.emit({"event": "done", "out": str(out), "plan_id": plan.id})
+    return True
 
 
 def _drive(
+    events: Iterable[Moved | Sent | ShardRecord | Manifest],
     plan: Plan,
-    checkpoint: Checkpoint,
     directory: OutputDirectory,
-    kernels: Kernels,
     options: Options,
 ) -> Manifest | None:
     own = options.limits.share.jobs(len(plan.jobs))
+    manifest: Manifest | None = None
     with report.progress() as bar:
         task = bar.add_task(
             "converting",
             total=sum(plan.jobs[number].nbytes for number in own),
             completed=_done_bytes(plan, own, directory),
         )
-        for event in convert(plan, checkpoint, directory, kernels, options.limits):
+        sent = bar.add_task("sending", total=plan.nbytes, visible=options.push is not None)
+        for event in events:
             match event:
                 case Moved(nbytes):
                     bar.advance(task, nbytes)
+                case Sent(nbytes):
+                    bar.advance(sent, nbytes)
                 case ShardRecord():
                     if options.as_json:
                         shard = {"file": event.file, "size": event.size, "sha256": event.sha256}
                         report.emit({"event": "shard", **shard})
                 case Manifest():
-                    return event
-    return None
+                    manifest = event
+    return manifest
 
 
 def _show_share(out: Path, options: Options) -> None:
     """Say that a share is done, and what is left to do."""
     label = options.limits.share.label
     report.good(f"share {label} is done in `{out}`")
-    report.table("", [("next", f"moeconv seal {out}, when all shares are there")])
+    then = f"moeconv seal {out}, when all shares are there"
+    if options.push:
+        then = "the same command without --shard-of, when all shares are on the Hub"
+    report.table("", [("next", then)])
     if options.as_json:
         report.emit({"event": "share", "out": str(out), "share": label})
 
@@ -135,9 +152,11 @@ def _done_bytes(plan: Plan, numbers: Iterable[int], directory: OutputDirectory) 
     return sum(job.nbytes for number, job in jobs if directory.record(number, job.file))
 
 
-def _check_space(out: Path, plan: Plan, directory: OutputDirectory, share: Share) -> None:
-    own = share.jobs(len(plan.jobs))
+def _check_space(out: Path, plan: Plan, directory: OutputDirectory, options: Options) -> None:
+    own = options.limits.share.jobs(len(plan.jobs))
     needed = sum(plan.jobs[number].nbytes for number in own) - _done_bytes(plan, own, directory)
+    if options.max_disk_bytes is not None:
+        needed = min(needed, options.max_disk_bytes)
     free = shutil.disk_usage(out).free
     if free < needed:
         message = f"`{out}` has {report.size(free)} free, but {report.size(needed)} are needed"

@@ -13,7 +13,7 @@ from moeconv.describe import draft
 from moeconv.estimate import peak_rss_bytes
 from moeconv.output.completing import complete
 from moeconv.output.directory import OutputDirectory
-from moeconv.output.manifest import Manifest, RunEntry, ShardRecord
+from moeconv.output.manifest import Manifest, RunEntry, ShardRecord, kept_name
 from moeconv.pipeline import Moved, Pipeline
 from moeconv.survey import survey
 
@@ -138,7 +138,7 @@ def _convert(
     with directory.sealing() as is_mine:
         if is_mine:
             directory.copy_side_files(checkpoint.root, checkpoint.side_files)
-            side = [directory.file_entry(name) for name in checkpoint.side_files]
+            side = [directory.file_entry(kept_name(name)) for name in checkpoint.side_files]
             shards = [records[job.file] for job in plan.jobs]
             directory.seal(complete(directory.draft(), shards, side, run.entry()))
 

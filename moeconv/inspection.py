@@ -239,7 +239,7 @@ def _converted(root: Path, manifest: Manifest) -> Inspection:
             negative=sum(facts.negative for facts in manifest.facts),
             left_out=manifest.left_out,
             tools=manifest.tools,
-            engines=tuple(_loaders(root, manifest, read_config(root))),
+            engines=tuple(loaders(root, manifest, read_config(root))),
         ),
         groups=groups_of(
             (stack.layer, (_entry_kind(stack), stack.order), sizes.get(stack.prefix, 0))
@@ -252,8 +252,10 @@ def _converted(root: Path, manifest: Manifest) -> Inspection:
     )
 
 
-def _loaders(root: Path, manifest: Manifest, config: Mapping[str, Json]) -> Iterator[EngineSight]:
-    """Yield who loads a converted directory, and how it is started."""
+def loaders(
+    where: Path | str, manifest: Manifest, config: Mapping[str, Json]
+) -> Iterator[EngineSight]:
+    """Yield who loads a converted directory, or repository, and how it is started."""
     family = next((it for it in FAMILIES if it.name == manifest.source.family), None)
     layout = find_layout(manifest.layout.id)
     if family is None or layout is None:
@@ -261,7 +263,7 @@ def _loaders(root: Path, manifest: Manifest, config: Mapping[str, Json]) -> Iter
     kinds = dict.fromkeys(_entry_kind(stack) for stack in manifest.stacks)
     model = model_of(family, config, kinds, (weight.name for weight in manifest.weights))
     for answer in answers(layout, model):
-        start = None if answer.word == "no" else start_command(answer.engine, root)
+        start = None if answer.word == "no" else start_command(answer.engine, where)
         yield _engine(answer, start)
 
 

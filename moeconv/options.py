@@ -10,6 +10,7 @@ from moeconv.share import Share, launched
 
 if TYPE_CHECKING:
     from moeconv.budget import Limits
+    from moeconv.output.hub import Destination
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,10 @@ class Options:
         JSON lines to stdout.
     max_lost_share
         Refuse a layer that loses more of its block scales, 0 to 1.
+    push, private, revision, create_pr
+        Publish to this repository on the Hub; see `Destination`.
+    max_disk_bytes
+        Remove shards that are on the Hub, so that those here stay below this.
     """
 
     source: Path
@@ -66,11 +71,27 @@ class Options:
     overwrite: bool = False
     as_json: bool = False
     max_lost_share: float = 0.01
+    push: str | None = None
+    private: bool = False
+    revision: str = "main"
+    create_pr: bool = False
+    max_disk_bytes: int | None = None
 
     @property
     def limits(self) -> Limits:
         """How much of the machine to use."""
         from moeconv.budget import Limits
 
+        # On a bounded disk one shard at a time: the next waits until there is room for it.
+        shards = None if self.max_disk_bytes is None else 1
         share = self.share or launched()
-        return Limits(self.workers, self.max_host_bytes, self.max_device_bytes, share)
+        return Limits(self.workers, self.max_host_bytes, self.max_device_bytes, share, shards)
+
+    @property
+    def destination(self) -> Destination | None:
+        """Where on the Hub the result goes; `None` to keep it here."""
+        if self.push is None:
+            return None
+        from moeconv.output.hub import Destination
+
+        return Destination(self.push, self.revision, self.private, self.create_pr)

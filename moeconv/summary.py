@@ -164,11 +164,13 @@ class Finished:
 
     Attributes
     ----------
+    source
+        What to verify it against; `None` where it goes on to the Hub.
     starts
         The command of each engine that takes it.
     """
 
-    source: Path
+    source: Path | None
     out: Path
     seconds: float
     manifest: Manifest
@@ -196,7 +198,14 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
             *_peak(run.peak_device_bytes),
             *_extra(plan),
             *((("note", _NATIVE_FP4),) if "fp4" in plan.target.layout.id else ()),
-            ("next", f"moeconv verify {out} --read-data --source {finished.source}"),
-            *(("then" if i == 0 else "or", start) for i, start in enumerate(finished.starts)),
+            *_next(finished),
         ),
     )
+
+
+def _next(finished: Finished) -> Iterator[tuple[str, str]]:
+    if finished.source is None:
+        return
+    yield "next", f"moeconv verify {finished.out} --read-data --source {finished.source}"
+    for i, start in enumerate(finished.starts):
+        yield "then" if i == 0 else "or", start

@@ -60,9 +60,28 @@ def _parse_share(text: str) -> Share:
         raise typer.BadParameter(str(problem)) from None
 
 
+def parse_repository(text: str) -> str:
+    """Parse `org/name`."""
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text, re.ASCII):
+        message = f"{text!r} is no repository of the Hub; write it as org/name"
+        raise typer.BadParameter(message)
+    return text
+
+
 FAMILY: Final = typer.Option(
     "--family", help="Take the names of this family.", show_default="by model_type"
 )
+
+PUSH: Final = typer.Option(
+    "--push",
+    parser=parse_repository,
+    metavar="ORG/NAME",
+    help="Publish to this model repository on the Hub, shard by shard while converting.",
+    show_default="keep it here",
+)
+PRIVATE: Final = typer.Option("--private", help="Make the repository private.")
+REVISION: Final = typer.Option("--revision", help="Branch of the repository to publish on.")
+CREATE_PR: Final = typer.Option("--create-pr", help="Publish as a pull request.")
 
 SHARED: Final[Mapping[str, ParameterInfo]] = {
     "source": typer.Argument(metavar="SRC", help="Directory of a MoE checkpoint in safetensors."),
@@ -110,6 +129,17 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         metavar="I/N",
         help="Do the I-th of N parts of the work, from 1/N on; `moeconv seal` joins them.",
         show_default="all of it",
+    ),
+    "push": PUSH,
+    "private": PRIVATE,
+    "revision": REVISION,
+    "create_pr": CREATE_PR,
+    "max_disk_bytes": typer.Option(
+        "--max-disk",
+        parser=parse_size,
+        metavar="SIZE",
+        help="With --push, remove shards that are on the Hub, so that those here stay below this.",
+        show_default="keep them",
     ),
     "dry_run": typer.Option("--dry-run", help="Show the plan and write nothing."),
     "overwrite": typer.Option("--overwrite", help="Replace an earlier moeconv directory at --out."),

@@ -18,13 +18,10 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from moeconv.errors import SourceError
-from moeconv.output.manifest import MANIFEST_NAME
+from moeconv.output.manifest import MANIFEST_NAME, SOURCE_CARD
 
 if TYPE_CHECKING:
     from moeconv.output.manifest import Manifest
-
-SOURCE_CARD: Final = "README.source.md"
-"""Where a converted directory keeps the source's `README.md`, whose name the Hub's card has."""
 
 _CARRIED: Final = ("license", "license_name", "license_link", "language", "pipeline_tag")
 _FLOATS: Final = frozenset({"BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2", "F4"})

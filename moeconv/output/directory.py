@@ -36,6 +36,7 @@ from moeconv.output.manifest import (
     ShardRecord,
     decode,
     encode,
+    kept_name,
     read_manifest,
 )
 from moeconv.output.removal import WORK_FOLDER, remove
@@ -237,7 +238,7 @@ class OutputDirectory:
     def copy_side_files(self, source: Path, names: Sequence[str]) -> None:
         """Copy small files as they are, each whole or not at all."""
         for name in names:
-            self._write(self.root / name, (source / name).read_bytes())
+            self._write(self.root / kept_name(name), (source / name).read_bytes())
 
     def _write(self, path: Path, data: bytes) -> None:
         write_file(path, data, self._work / "tmp")

@@ -17,6 +17,14 @@ from moeconv.errors import SourceError, VerifyError
 MANIFEST_NAME: Final = "moeconv.json"
 FORMAT: Final = 1
 
+SOURCE_CARD: Final = "README.source.md"
+"""Where the source's `README.md` is kept: a repository shows that name as the card of the copy."""
+
+
+def kept_name(name: str) -> str:
+    """Return where a converted directory keeps a side file of the source."""
+    return SOURCE_CARD if name == "README.md" else name
+
 
 @dataclass(frozen=True, slots=True)
 class EngineEntry:

@@ -11,7 +11,7 @@ from typing import Final
 import filelock
 
 from moeconv.errors import OutputError, VerifyError
-from moeconv.output.manifest import MANIFEST_NAME, decode, read_manifest
+from moeconv.output.manifest import MANIFEST_NAME, decode, kept_name, read_manifest
 from moeconv.output.shard import sync_folder, writing
 
 WORK_FOLDER: Final = ".moeconv"
@@ -72,7 +72,7 @@ def _check_alone(root: Path) -> None:
 
 def _foreign(root: Path, side_files: Iterable[str]) -> Iterator[str]:
     """Yield the files of a directory that no conversion wrote there."""
-    known = {MANIFEST_NAME, *side_files, *_noted(root)}
+    known = {MANIFEST_NAME, *map(kept_name, side_files), *_noted(root)}
     for path in root.rglob("*"):
         name = str(path.relative_to(root))
         is_work = path.parts[len(root.parts)] == WORK_FOLDER
@@ -89,6 +89,6 @@ def _noted(root: Path) -> Iterator[str]:
         elif (root / WORK_FOLDER / "plan.json").exists():
             name = f"{WORK_FOLDER}/plan.json"
             plan = decode((root / name).read_bytes(), dict[str, str], name)
-            yield from plan.get("side files", "").splitlines()
+            yield from map(kept_name, plan.get("side files", "").splitlines())
     except VerifyError:
         return
