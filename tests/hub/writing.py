@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from typing import Any
 
@@ -45,7 +46,8 @@ def preupload(call: Call, name: str, revision: str) -> None:
     files = []
     for file in said["files"]:
         mode = "lfs" if goes_to_lfs(file["path"], file["size"]) else "regular"
-        item = {"path": file["path"], "uploadMode": mode, "shouldIgnore": False}
+        ignored = call.hub.ignored is not None and re.search(call.hub.ignored, file["path"])
+        item = {"path": file["path"], "uploadMode": mode, "shouldIgnore": bool(ignored)}
         if file["path"] in tree:
             item["oid"] = tree[file["path"]].oid  # the client leaves out what has not changed
         files.append(item)
