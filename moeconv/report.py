@@ -5,9 +5,10 @@ Progress and messages go to stderr; stdout is for data that could be piped.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rich.console import Console
@@ -28,6 +29,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from moeconv.errors import MoeconvError
 
+Say: TypeAlias = "Callable[[str], object]"
 Rows: TypeAlias = "Sequence[tuple[str, str]]"
 
 _MINUTE_S: Final = 60
@@ -60,6 +62,11 @@ def size(nbytes: float) -> str:
     return decimal(int(nbytes))
 
 
+def rate(bytes_per_s: float) -> str:
+    """Return a rate in decimal units, as `4.8 GB/s`."""
+    return f"{size(bytes_per_s)}/s"
+
+
 def duration(seconds: float) -> str:
     """Return a time in words, as `3 min`."""
     if seconds < _MINUTE_S:
@@ -82,6 +89,13 @@ def progress() -> Progress:
         transient=True,
         disable=err.quiet or not err.is_terminal,
     )
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[Say]:
+    """Show what is being done, one thing at a time; silent where stderr is no terminal."""
+    with err.status("") as status:
+        yield status.update
 
 
 def table(title: str, rows: Rows, *, to_stdout: bool = False) -> None:

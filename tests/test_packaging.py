@@ -100,17 +100,16 @@ def test_entry_points_lead_to_functions(wheel):
 
 @pytest.mark.parametrize("engine", sorted(PINS))
 def test_requirements_leave_room_for_the_engine(engine):
-    extras = PROJECT["optional-dependencies"]
-    wanted = [Requirement(text) for text in (*PROJECT["dependencies"], *extras["fast"])]
+    wanted = [Requirement(text) for text in PROJECT["dependencies"]]
     for requirement in wanted:
         if requirement.marker is None or requirement.marker.evaluate({"sys_platform": "linux"}):
             pinned = PINS[engine][requirement.name]
             assert requirement.specifier.contains(pinned), f"{requirement} beside {pinned}"
 
 
-def test_the_extras_are_the_engines_and_speed():
+def test_the_extras_are_the_engines_and_the_gpu():
     extras = PROJECT["optional-dependencies"]
-    assert {"fast", "gpu", "sglang", "vllm"} <= set(extras)
+    assert set(extras) == {"dev", "gpu", "sglang", "vllm"}
     for engine in ("vllm", "sglang"):
         (requirement,) = (Requirement(text) for text in extras[engine])
         (version,) = (name.split()[1] for name in PINS if name.startswith(engine))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from moeconv.cli import check, convert, look, publish
+from moeconv.cli import check, convert, look, measure, publish
 from moeconv.errors import MoeconvError
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for part in (convert, look, check, publish):
+for part in (convert, look, check, publish, measure):
     app.add_typer(part.verbs)
 
 

@@ -1,0 +1,1 @@
+"""How fast is it here, and how far from what the machine can do?"""
