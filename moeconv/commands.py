@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from moeconv.kernels import pick
 from moeconv.options import Options
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord, read_manifest
+from moeconv.output.place import check_apart, check_place
 from moeconv.pipeline import Moved
 from moeconv.plan import Plan, facts_entries, known_facts, plan_for
 from moeconv.preview import preview, surveyed, target_of
@@ -27,6 +27,7 @@ from moeconv.pushing import Sink, sink_for
 from moeconv.recognition import pick_family
 from moeconv.seal import seal
 from moeconv.serving import open_converted
+from moeconv.space import check_space, say_what_is_missing
 from moeconv.summary import Finished, show_result
 from moeconv.target import Wish, choose_layout, out_name
 from moeconv.traits import kinds_of, model_of
@@ -52,6 +53,8 @@ def run_convert(options: Options, wish: Wish) -> None:
     model = model_of(family, checkpoint.config, kinds_of(plan.stacks), checkpoint.tensors)
     for warning in (*plan.warnings, *check_engines(layout, model)):
         report.warn(warning)
+    check_apart(out, options.source)
+    check_place(out)
     try:
         sink = sink_for(options, plan, out)
         if sink.is_there(checkpoint) or _is_done(plan, out, sink, options):
@@ -61,10 +64,12 @@ def run_convert(options: Options, wish: Wish) -> None:
         if kept is not None:
             plan = replace(plan, facts=known_facts(kept))
         plan = surveyed(plan, checkpoint, options.max_lost_share)
+        OutputDirectory.check(out, plan.id, plan.identity, overwrite=options.overwrite)
+        jobs, most = options.own_jobs(plan), options.max_disk_bytes
+        check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)
         directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
         directory.keep_facts(facts_entries(plan.facts or {}))
         sink.adopt(directory)
-        _check_space(out, plan, directory, options)
         events = convert(plan, checkpoint, directory, kernels, options.limits)
         manifest = _drive(sink.along(directory, events), plan, directory, options)
         if manifest is None:
@@ -75,6 +80,9 @@ def run_convert(options: Options, wish: Wish) -> None:
         finished = Finished(source, out, seconds, manifest, starts)
         show_result(plan, finished, as_json=options.as_json)
         sink.finish(manifest)
+    except OutputError as problem:
+        say_what_is_missing(problem, out, options.own_jobs(plan))
+        raise
     except KeyboardInterrupt:
         report.note("interrupted; run the same command again to go on from here")
         sys.exit(130)
@@ -150,17 +158,6 @@ def run_seal(out: Path, *, as_json: bool) -> None:
 def _done_bytes(plan: Plan, numbers: Iterable[int], directory: OutputDirectory) -> int:
     jobs = ((number, plan.jobs[number]) for number in numbers)
     return sum(job.nbytes for number, job in jobs if directory.record(number, job.file))
-
-
-def _check_space(out: Path, plan: Plan, directory: OutputDirectory, options: Options) -> None:
-    own = options.limits.share.jobs(len(plan.jobs))
-    needed = sum(plan.jobs[number].nbytes for number in own) - _done_bytes(plan, own, directory)
-    if options.max_disk_bytes is not None:
-        needed = min(needed, options.max_disk_bytes)
-    free = shutil.disk_usage(out).free
-    if free < needed:
-        message = f"`{out}` has {report.size(free)} free, but {report.size(needed)} are needed"
-        raise OutputError(message, hint="make space, or give an `--out` on another disk")
 
 
 def run_verify(
@@ -242,6 +239,9 @@ def run_rank(root: Path, *, tp: tuple[int, int], ep: tuple[int, int], as_json: b
         report.grid(title, ("layer", "parameter", "shape", "experts", "bytes an expert"), rows)
         reads = sum(tensor.read_bytes for tensor in view.tensors())
         held = sum(entry.end - entry.begin for entry in converted.manifest.tensors)
-        report.note(f"this rank reads {report.size(reads)} of {report.size(held)} of experts")
+        report.note(
+            f"this rank reads {report.size(reads)} of {report.size(held)} of experts: 1 of "
+            f"{ep[0]} shares of the experts, and of each the part of 1 of {tp[0]} ranks"
+        )
         if converted.manifest.partial:
             report.warn(f"`{root}` holds only {converted.manifest.partial} of the model")

@@ -26,6 +26,7 @@ from moeconv.inspected import (
 from moeconv.layouts import LAYOUTS, find_layout
 from moeconv.modelconfig import activation, is_clamped, model_types, renormalises, scoring
 from moeconv.output.manifest import MANIFEST_NAME, Manifest, StackEntry, read_manifest
+from moeconv.paths import is_there
 from moeconv.recognition import pick_family, reading_families
 from moeconv.stacks import Experts, Stack
 from moeconv.target import Wish, choose_layout
@@ -43,7 +44,7 @@ _BEST: Final[tuple[Word, ...]] = ("yes", "yes, but", "no")
 def inspect_directory(source: Path, family_name: str | None = None) -> Inspection:
     """Look at a checkpoint or a converted directory; what is wrong with it is in the result."""
     try:
-        if (source / MANIFEST_NAME).exists():
+        if is_there(source / MANIFEST_NAME):
             return _converted(source, read_manifest(source))
         return _checkpoint(open_checkpoint(source), family_name)
     except MoeconvError as problem:

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from moeconv.paths import open_regular
+
 if TYPE_CHECKING:
     from moeconv.tensors import Bytes
 
@@ -79,5 +81,5 @@ class OpenFiles:
     def _fd(self, file: str) -> int:
         with self._lock:
             if file not in self._fds:
-                self._fds[file] = os.open(self.root / file, os.O_RDONLY | os.O_CLOEXEC)
+                self._fds[file] = open_regular(self.root / file)
             return self._fds[file]

@@ -10,7 +10,9 @@ from moeconv.share import Share, launched
 
 if TYPE_CHECKING:
     from moeconv.budget import Limits
+    from moeconv.jobs import Job
     from moeconv.output.hub import Destination
+    from moeconv.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,10 @@ class Options:
     revision: str = "main"
     create_pr: bool = False
     max_disk_bytes: int | None = None
+
+    def own_jobs(self, plan: Plan) -> list[Job]:
+        """Return the jobs that this process is asked to do."""
+        return [plan.jobs[number] for number in self.limits.share.jobs(len(plan.jobs))]
 
     @property
     def limits(self) -> Limits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from moeconv.acceptance import check_engines
 from moeconv.budget import budget_for
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.checkpoint.reader import Reader
-from moeconv.errors import MoeconvError, OutputError
+from moeconv.errors import MoeconvError
 from moeconv.estimate import estimate
 from moeconv.experts import look_for_experts
 from moeconv.fitting import fit
@@ -24,9 +23,11 @@ from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.options import Options
 from moeconv.output.directory import OutputDirectory
+from moeconv.output.place import check_apart, existing
 from moeconv.plan import Plan, Target, plan_for
 from moeconv.recognition import pick_family
-from moeconv.summary import existing, show_plan
+from moeconv.space import check_space
+from moeconv.summary import show_plan
 from moeconv.survey import check_share, survey, surveyed_bytes, total
 from moeconv.target import Wish, choose_layout, out_name
 from moeconv.traits import kinds_of, model_of
@@ -116,15 +117,12 @@ def _obstacles(plan: Plan, out: Path, options: Options, kernels: Kernels) -> lis
     problems: list[MoeconvError] = []
     with _noting(problems):
         budget_for(plan.jobs, options.limits, kernels)
-    if not options.overwrite:
-        with _noting(problems):
-            OutputDirectory.check(out, plan.id, plan.identity)
-    needed = sum(job.nbytes for job in plan.jobs if not (out / job.file).exists())
-    free = shutil.disk_usage(existing(out)).free
-    if free < needed:
-        message = f"`{out}` has {report.size(free)} free, but {report.size(needed)} are needed"
-        hint = "make space, or give an `--out` on another disk"
-        problems.append(OutputError(message, hint=hint))
+    with _noting(problems):
+        check_apart(out, options.source)
+        OutputDirectory.check(out, plan.id, plan.identity, overwrite=options.overwrite)
+    with _noting(problems):
+        jobs, most = options.own_jobs(plan), options.max_disk_bytes
+        check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)
     return problems
 
 

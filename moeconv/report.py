@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from rich import markup
 from rich.console import Console
 from rich.filesize import decimal
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -37,9 +37,11 @@ _HOUR_S: Final = 3600
 _TONES: Final = {"yes": "green", "yes, but": "yellow", "no": "red"}
 _COLOURS: Final = ("blue", "yellow", "green", "magenta", "cyan", "red", "white", "bright_black")
 
-err = Console(stderr=True, highlight=False)
-out = Console(highlight=False)
-_alarm = Console(stderr=True, highlight=False)
+_MOST_CHARS: Final = 1000
+
+err = Console(stderr=True, highlight=False, emoji=False)
+out = Console(highlight=False, emoji=False)
+_alarm = Console(stderr=True, highlight=False, emoji=False)
 _name = [""]
 
 
@@ -55,6 +57,13 @@ def lead(label: str, *, leads: bool) -> None:
     """
     err.quiet = out.quiet = not leads
     _name.append("" if leads else f"[{label}] ")
+
+
+def escape(text: str) -> str:
+    """Return a text as it can be shown: names come from files, and may hold a terminal's codes."""
+    if len(text) > 2 * _MOST_CHARS:
+        text = f"{text[:_MOST_CHARS]} … {text[-_MOST_CHARS:]}"
+    return markup.escape("".join(c if c.isprintable() or c == "\n" else "�" for c in text))
 
 
 def size(nbytes: float) -> str:

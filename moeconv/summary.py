@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from moeconv import report
 from moeconv.fitting import served_tp
 from moeconv.jobs import Converted
+from moeconv.output.place import free_bytes
 from moeconv.plan import Plan
 from moeconv.survey import total
 
@@ -34,7 +34,7 @@ def show_plan(
         for tensor in job.tensors
         if isinstance(tensor, Converted)
     )
-    free_bytes = shutil.disk_usage(existing(out)).free
+    free = free_bytes(out)
     facts = {
         "source": str(checkpoint.root),
         "out": str(out),
@@ -61,7 +61,7 @@ def show_plan(
         "buffer_bytes": cost.buffer_bytes,
         "host_bytes": cost.host_bytes,
         "device_bytes": cost.device_bytes,
-        "free_bytes": free_bytes,
+        "free_bytes": free,
         "seconds": cost.seconds,
         "bytes_per_s": round(cost.bytes_per_s),
         "warnings": list(plan.warnings),
@@ -85,17 +85,12 @@ def show_plan(
             ("buffers", report.size(cost.buffer_bytes)),
             ("peak memory", f"{report.size(cost.host_bytes)}, an estimate"),
             *_device(cost),
-            ("free disk", f"{report.size(free_bytes)}; {report.size(plan.nbytes)} are needed"),
+            ("free disk", f"{report.size(free)}; {report.size(plan.nbytes)} are needed"),
             ("time", _time(cost)),
         ),
         to_stdout=True,
     )
     report.note("nothing was written; without `--dry-run` the same command converts")
-
-
-def existing(out: Path) -> Path:
-    """Return the directory that a directory is made in, or itself where it is there."""
-    return next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
 
 
 def _device(cost: Estimate) -> Iterator[tuple[str, str]]:

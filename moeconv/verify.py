@@ -14,12 +14,18 @@ import xxhash
 
 from moeconv.budget import PIECE_BYTES
 from moeconv.checkpoint.header import read_header
-from moeconv.checkpoint.index import WEIGHT_SUFFIXES
+from moeconv.checkpoint.sidefiles import WEIGHT_SUFFIXES
 from moeconv.errors import SourceError, VerifyError
 from moeconv.inverse import compare_with_source
 from moeconv.output.files import Files
-from moeconv.output.manifest import MANIFEST_NAME, Manifest, TensorEntry, WeightEntry, read_manifest
-from moeconv.output.removal import WORK_FOLDER
+from moeconv.output.manifest import (
+    MANIFEST_NAME,
+    WORK_FOLDER,
+    Manifest,
+    TensorEntry,
+    WeightEntry,
+    read_manifest,
+)
 from moeconv.pipeline import Moved
 
 if TYPE_CHECKING:

@@ -90,8 +90,10 @@ def test_the_default_output_is_named_after_the_source(source, tmp_path):
     work.mkdir()
     assert runs.moeconv("trtllm", source, cwd=work).returncode == 0
     assert [path.name for path in work.iterdir()] == ["source-trtllm-bf16"]
-    assert runs.moeconv("trtllm", ".", cwd=source).returncode == 0
-    assert (source / "source-trtllm-bf16" / "moeconv.json").exists()
+    done = runs.moeconv("trtllm", ".", cwd=source)
+    assert done.returncode == 5
+    assert "inside the checkpoint" in done.stderr
+    assert runs.moeconv("trtllm", ".", "--out", "../beside", cwd=source).returncode == 0
 
 
 def test_json_lines(source, tmp_path):

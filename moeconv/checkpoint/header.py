@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -18,6 +19,7 @@ import xxhash
 
 from moeconv.checkpoint.types import SourceFile, TensorRef
 from moeconv.errors import SourceError
+from moeconv.paths import open_regular
 from moeconv.tensors import BITS, TensorSpec
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 _PREFIX_BYTES: Final = 8
 """The header's length comes first, as a little-endian 64-bit integer."""
+
+POINTER: Final = b"version "
+"""What the file begins with that Git keeps in place of a large one."""
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """The largest header that safetensors 0.8.0 accepts."""
@@ -42,7 +47,7 @@ def read_header(root: Path, name: str) -> tuple[SourceFile, list[TensorRef]]:
     """
     path = root / name
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             raw = _raw_header(file.read(_PREFIX_BYTES), size, name)
             text = file.read(raw)
@@ -54,13 +59,17 @@ def read_header(root: Path, name: str) -> tuple[SourceFile, list[TensorRef]]:
         message = f"`{name}` is not in `{root}`"
         raise SourceError(message, hint="fetch the missing shard, then run again") from None
     except (OSError, safetensors.SafetensorError) as error:
-        message = f"`{name}` cannot be read as safetensors: {error}"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        message = f"`{name}` cannot be read as safetensors: {reason}"
         raise SourceError(message, hint="fetch this file again") from error
     return SourceFile(name, size, hashlib.sha256(text).hexdigest(), probe), refs
 
 
 def _raw_header(prefix: bytes, size: int, name: str) -> int:
     length = int.from_bytes(prefix, "little")
+    if prefix == POINTER:
+        message = f"`{name}` is a Git LFS pointer, not the file itself"
+        raise SourceError(message, hint="run `git lfs pull` in the checkpoint")
     most = min(size - _PREFIX_BYTES, MAX_HEADER_BYTES)
     if len(prefix) < _PREFIX_BYTES or not len("{}") <= length <= most:
         message = f"`{name}` has no safetensors header: {size} bytes, header length {length}"
@@ -71,9 +80,8 @@ def _raw_header(prefix: bytes, size: int, name: str) -> int:
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        names = [key for key, _ in pairs]
-        twice = sorted({key for key in names if names.count(key) > 1})
-        message = f"header names {twice[0]!r} twice"
+        counts = Counter(key for key, _ in pairs)
+        message = f"header names {counts.most_common(1)[0][0]!r} twice"
         raise ValueError(message)
     return table
 
@@ -87,16 +95,30 @@ def _refs(text: bytes, name: str, data_bytes: int) -> list[TensorRef]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         message = f"`{name}` has a broken header: {error}"
         raise SourceError(message, hint="fetch this file again") from error
-    end = max((ref.begin + ref.spec.nbytes for ref in refs), default=_PREFIX_BYTES + len(text))
-    missing = end - _PREFIX_BYTES - len(text) - data_bytes
-    if missing > 0:
+    _check_ranges(refs, name, _PREFIX_BYTES + len(text), data_bytes)
+    return refs
+
+
+def _check_ranges(refs: list[TensorRef], name: str, begin: int, data_bytes: int) -> None:
+    """Refuse tensors that end past the file, overlap or leave a hole, as the format does."""
+    end = max((ref.begin + ref.spec.nbytes for ref in refs), default=begin)
+    if end > begin + data_bytes:
         last = max(refs, key=lambda ref: ref.begin + ref.spec.nbytes)
         message = (
             f"`{name}` is shorter than its header says: expected {end} bytes, found "
-            f"{end - missing} (`{last.name}` ends past the file)"
+            f"{begin + data_bytes} (`{last.name}` ends past the file)"
         )
         raise SourceError(message, hint="the download was cut short; fetch this file again")
-    return refs
+    at = begin
+    for ref in sorted(refs, key=lambda ref: (ref.begin, ref.spec.nbytes)):
+        if ref.begin != at:
+            what = "overlaps another tensor" if ref.begin < at else "follows a hole"
+            message = f"`{name}` has a broken header: `{ref.name}` {what}"
+            raise SourceError(message, hint="fetch this file again")
+        at += ref.spec.nbytes
+    if at != begin + data_bytes:
+        message = f"`{name}` is {begin + data_bytes - at} bytes longer than its header says"
+        raise SourceError(message, hint="fetch this file again")
 
 
 def _ref(tensor: str, entry: dict[str, Json], name: str, data_begin: int) -> TensorRef:

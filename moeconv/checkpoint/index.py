@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, cast
 
 import xxhash
 
-from moeconv.checkpoint.header import read_header
+from moeconv.checkpoint.header import POINTER, read_header
+from moeconv.checkpoint.sidefiles import (
+    MANIFEST_NAME,
+    WEIGHT_SUFFIXES,
+    find_side_files,
+    warnings_of_pointers,
+)
 from moeconv.checkpoint.types import Checkpoint, Json, SourceFile, TensorRef
 from moeconv.errors import SourceError, UnsupportedError
+from moeconv.paths import is_below, open_regular, read_regular
 
-MANIFEST_NAME: Final = "moeconv.json"
-WEIGHT_SUFFIXES: Final = (
-    ".safetensors",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".gguf",
-    ".h5",
-    ".msgpack",
-    ".onnx",
-    ".npz",
-)
-"""Files that hold weights; none is carried over as a side file."""
-
-_RESERVED: Final = ("experts", "weights", "restore", MANIFEST_NAME)
 _CHUNK_BYTES: Final = 1 << 24
+_MOST_JSON_BYTES: Final = 1 << 27
+"""Five times the index of 200,000 tensors; decoded, JSON takes up to twenty times its size."""
 
 
 def open_checkpoint(source: str | Path) -> Checkpoint:
@@ -44,6 +37,14 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         The directory is already converted, or holds no safetensors weights.
     """
     root = Path(source)
+    try:
+        return _open(root)
+    except OSError as error:  # a name too long, a folder that may not be read, a disk that fails
+        message = f"`{error.filename or root}` cannot be read: {error.strerror}"
+        raise SourceError(message) from error
+
+
+def _open(root: Path) -> Checkpoint:
     _check_root(root)
     config = read_config(root)
     weight_map = _weight_map(root)
@@ -61,14 +62,15 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
             else:
                 tensors[ref.name] = ref
     _check_index(weight_map, tensors, files, warnings)
+    side_files = find_side_files(root)
     return Checkpoint(
         root=root,
         name=root.resolve().name,
         config=config,
         tensors=tensors,
         files=tuple(files),
-        side_files=tuple(sorted(_side_files(root))),
-        warnings=tuple(warnings),
+        side_files=side_files,
+        warnings=(*warnings, *warnings_of_pointers(root, side_files)),
     )
 
 
@@ -102,17 +104,35 @@ def _check_root(root: Path) -> None:
 
 def _read_json(path: Path) -> dict[str, Json]:
     try:
-        value = json.loads(path.read_bytes())
+        data = read_regular(path, _MOST_JSON_BYTES)
+        if data.startswith(POINTER):
+            message = f"`{path}` is a Git LFS pointer, not the file itself"
+            raise SourceError(message, hint="run `git lfs pull` in the checkpoint")
+        value = json.loads(data, object_pairs_hook=_unambiguous)
+        if b"\\u" in data:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except FileNotFoundError:
         message = f"`{path.name}` is not in `{path.parent}`"
         raise SourceError(message, hint="is this a checkpoint directory?") from None
     except (ValueError, RecursionError, OSError) as error:
-        message = f"`{path}` cannot be read as JSON: {error}"
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"`{path}` cannot be read as JSON: {reason}"
         raise SourceError(message) from error
     if not isinstance(value, dict):
         message = f"`{path}` holds no JSON object: found {type(value).__name__}"
         raise SourceError(message)
     return value
+
+
+def _unambiguous(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """Refuse a key that is given twice, unless the values are equal: which of them counts?"""
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        for key, value in pairs:
+            if table[key] != value:
+                message = f"it gives {key!r} twice, with different values"
+                raise ValueError(message)
+    return table
 
 
 def _weight_map(root: Path) -> dict[str, str]:
@@ -129,11 +149,7 @@ def _weight_map(root: Path) -> dict[str, str]:
         raise SourceError(message)
     weight_map = cast("dict[str, str]", table)
     for file in sorted(set(weight_map.values())):
-        if (
-            Path(file).is_absolute()
-            or ".." in Path(file).parts
-            or not file.endswith(".safetensors")
-        ):
+        if not is_below(file) or not file.endswith(".safetensors"):
             message = f"`{indexes[0].name}` names the file `{file}`, outside the checkpoint"
             raise SourceError(message, hint="only safetensors files below the directory are read")
     missing = [file for file in sorted(set(weight_map.values())) if not (root / file).is_file()]
@@ -177,7 +193,7 @@ def _check_twin(root: Path, first: TensorRef, second: TensorRef, warnings: list[
 
 def _digest(root: Path, ref: TensorRef) -> str:
     digest = xxhash.xxh3_128()
-    with (root / ref.file).open("rb") as file:
+    with os.fdopen(open_regular(root / ref.file), "rb") as file:
         for at in range(0, ref.spec.nbytes, _CHUNK_BYTES):
             size = min(_CHUNK_BYTES, ref.spec.nbytes - at)
             digest.update(os.pread(file.fileno(), size, ref.begin + at))
@@ -212,52 +228,3 @@ def _check_index(
             f"the index is stale: {len(omitted)} tensors of its {len(files)} shards are not in "
             f"it, as `{omitted[0]}`; they are kept"
         )
-
-
-def _is_output(folder: Path) -> bool:
-    """Say whether a folder below a checkpoint is an output of ours, whole or not."""
-    return (folder / MANIFEST_NAME).exists() or (folder / ".moeconv").is_dir()
-
-
-def _side_files(root: Path) -> Iterator[str]:
-    """Yield what a converted directory keeps beside weights; refuse what cannot be kept."""
-    seen = {root.resolve()}
-    for folder, folders, names in os.walk(root, followlinks=True):
-        kept = []
-        for name in sorted(folders):
-            path = Path(folder) / name
-            if name.startswith(".") or _is_output(path) or path.resolve() in seen:
-                continue
-            seen.add(path.resolve())  # a link to a folder above would never end
-            kept.append(name)
-        folders[:] = kept
-        for name in names:
-            is_weight = name.endswith(WEIGHT_SUFFIXES)
-            is_index = name.removesuffix(".index.json").endswith(WEIGHT_SUFFIXES)
-            if not (is_weight or is_index or name.startswith(".")):
-                path = Path(folder) / name
-                _check_side_file(path, str(path.relative_to(root)))
-                yield str(path.relative_to(root))
-
-
-def _check_side_file(path: Path, name: str) -> None:
-    problem = None
-    if not name.isprintable() or not _is_text(name):
-        problem = "has a name that is no printable text"
-    elif Path(name).parts[0] in _RESERVED:
-        problem = "would lie where converted files go"
-    elif not path.is_file():
-        problem = "is no regular file"
-    elif not os.access(path, os.R_OK):
-        problem = "cannot be read"
-    if problem:
-        message = f"the side file `{ascii(name)[1:-1]}` of the checkpoint {problem}"
-        raise SourceError(message, hint="every file but weights is kept; move this one away")
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

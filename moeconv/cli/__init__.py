@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from moeconv.cli import check, convert, look, measure, publish
+from moeconv.cli.streams import take_over
 from moeconv.errors import MoeconvError
 
 app = typer.Typer(
@@ -46,9 +46,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; the one place where an error becomes an exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without × or → shows ? for it
+    take_over()
     try:
         app()
     except MoeconvError as problem:

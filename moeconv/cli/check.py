@@ -45,15 +45,19 @@ def verify(
 def rank(
     converted: Annotated[Path, typer.Argument(metavar="OUT", help="A converted directory.")],
     *,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="Parts that each expert is cut into (TP).")] = 1,
     tp_rank: Annotated[int, typer.Option(min=0, help="Tensor-parallel rank.")] = 0,
-    ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Shares of the experts (EP).")] = 1,
     ep_rank: Annotated[int, typer.Option(min=0, help="Expert-parallel rank.")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON lines to stdout, for machines.")
     ] = False,
 ) -> None:
-    """Show what one rank reads: its tensors, their final shapes, and how many bytes of disk."""
+    """Show what one rank reads: its tensors, their final shapes, and how many bytes of disk.
+
+    The sizes are those of the expert layers: with both above 1 a rank holds some of the experts,
+    and of each of them a part.
+    """
     from moeconv.commands import run_rank
 
     run_rank(converted, tp=(tp, tp_rank), ep=(ep, ep_rank), as_json=as_json)

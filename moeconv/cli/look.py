@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from moeconv.cli.options import FAMILY
 
 verbs = typer.Typer()
+
+_MOST: Final = 1 << 20
+_MOST_RANKS: Final = 1 << 10
 
 
 @verbs.command(
@@ -57,11 +60,11 @@ def show_list(
 def explain(
     layout: Annotated[str, typer.Argument(metavar="LAYOUT", help="A layout of `moeconv list`.")],
     *,
-    hidden: Annotated[int, typer.Option(min=1, help="Hidden size, H.")] = 2048,
-    intermediate: Annotated[int, typer.Option(min=1, help="Intermediate size, I.")] = 768,
-    experts: Annotated[int, typer.Option(min=1, help="Number of experts, E.")] = 128,
+    hidden: Annotated[int, typer.Option(min=1, max=_MOST, help="Hidden size, H.")] = 2048,
+    intermediate: Annotated[int, typer.Option(min=1, max=_MOST, help="Intermediate, I.")] = 768,
+    experts: Annotated[int, typer.Option(min=1, max=_MOST, help="Number of experts, E.")] = 128,
     gated: Annotated[bool, typer.Option(help="Whether experts have a gate.")] = True,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 2,
+    tp: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="Tensor-parallel size.")] = 2,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON line to stdout, for machines.")
     ] = False,

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Final, Self
 
 import filelock
 
-from moeconv.errors import OutputError, VerifyError
+from moeconv.errors import OutputError, SourceError
 from moeconv.output.manifest import (
     MANIFEST_NAME,
     UPLOADED,
+    WORK_FOLDER,
     FactsEntry,
     FileEntry,
     KeptFacts,
@@ -38,14 +39,18 @@ from moeconv.output.manifest import (
     encode,
     kept_name,
     read_manifest,
+    read_note,
 )
-from moeconv.output.removal import WORK_FOLDER, remove
+from moeconv.output.place import check_place
+from moeconv.output.removal import check_removable, remove
 from moeconv.output.shard import write_file, writing
+from moeconv.paths import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _READABLE_CHARS: Final = 40
+_CHUNK_BYTES: Final = 1 << 20
 _FACTS: Final = "facts.json"
 _DRAFT: Final = "draft.json"
 
@@ -76,6 +81,7 @@ class OutputDirectory:
     def __init__(
         self, root: Path, plan_id: str, identity: Mapping[str, str], *, overwrite: bool = False
     ) -> None:
+        check_place(root)
         self.root = root
         self.is_published = False
         self._plan_id = plan_id
@@ -139,15 +145,8 @@ class OutputDirectory:
 
     def record(self, number: int, file: str) -> ShardRecord | None:
         """Return what a finished job wrote, if its shard is still there, or on the Hub."""
-        try:
-            data = (self._work / "records" / f"{number}.json").read_bytes()
-        except FileNotFoundError:
-            return None
-        try:
-            record = decode(data, ShardRecord, f"{WORK_FOLDER}/records/{number}.json")
-        except VerifyError:
-            return None  # a broken note is no note; the job is done again
-        if record.file != file:
+        record = read_note(self._work / "records" / f"{number}.json", ShardRecord)
+        if record is None or record.file != file:
             return None
         if self.is_published and record.state == UPLOADED:
             return record
@@ -161,15 +160,8 @@ class OutputDirectory:
     @staticmethod
     def kept_facts(root: Path, plan_id: str) -> tuple[FactsEntry, ...] | None:
         """Return what a survey found in an earlier run of a plan, if it is there."""
-        try:
-            data = (root / WORK_FOLDER / _FACTS).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        try:
-            kept = decode(data, KeptFacts, f"{WORK_FOLDER}/{_FACTS}")
-        except VerifyError:
-            return None
-        return kept.facts if kept.plan_id == plan_id else None
+        kept = read_note(root / WORK_FOLDER / _FACTS, KeptFacts)
+        return kept.facts if kept and kept.plan_id == plan_id else None
 
     def keep_draft(self, draft: Manifest) -> None:
         """Note what the manifest will say but for digests, for whoever seals."""
@@ -227,21 +219,23 @@ class OutputDirectory:
         return read_manifest(self.root)
 
     def file_entry(self, name: str) -> FileEntry:
-        """Return size and SHA-256 of a small file of the directory."""
-        data = (self.root / name).read_bytes()
-        return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())
+        """Return size and SHA-256 of a file of the directory."""
+        with writing(self.root / name), (self.root / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return FileEntry(name, file.tell(), digest)
 
     def is_sealed(self) -> bool:
         """Return whether the manifest is there."""
         return (self.root / MANIFEST_NAME).exists()
 
     def copy_side_files(self, source: Path, names: Sequence[str]) -> None:
-        """Copy small files as they are, each whole or not at all."""
+        """Copy files as they are, each whole or not at all."""
         for name in names:
-            self._write(self.root / kept_name(name), (source / name).read_bytes())
+            path = self.root / kept_name(name)
+            write_file(path, _chunks(source / name), self._work / "tmp")
 
     def _write(self, path: Path, data: bytes) -> None:
-        write_file(path, data, self._work / "tmp")
+        write_file(path, (data,), self._work / "tmp")
 
     def _lock(self, name: str) -> filelock.FileLock:
         folder = self._work / "locks"
@@ -256,14 +250,20 @@ class OutputDirectory:
         return (root / MANIFEST_NAME).exists() and read_manifest(root).plan_id == plan_id
 
     @staticmethod
-    def check(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
+    def check(
+        root: Path, plan_id: str, identity: Mapping[str, str], *, overwrite: bool = False
+    ) -> None:
         """Refuse what making it for this plan would refuse, without writing anything.
 
         Raises
         ------
         OutputError
-            It is not empty and not moeconv's, or holds another plan.
+            It cannot be written, is not empty and not moeconv's, or holds another plan.
         """
+        check_place(root)
+        if overwrite:
+            check_removable(root, identity.get("side files", "").splitlines())
+            return
         _check_plan(root, plan_id, identity)
         if not (root / MANIFEST_NAME).exists():
             _check_ours(root)
@@ -272,8 +272,8 @@ class OutputDirectory:
 
     def _check_still_ours(self) -> None:
         """Refuse to go on where somebody emptied the directory, or gave it another plan."""
-        path = self._work / "plan.json"
-        if self.is_sealed() or (path.exists() and self._plan_id.encode() in path.read_bytes()):
+        plan = read_note(self._work / "plan.json", dict[str, str]) or {}
+        if self.is_sealed() or plan.get("id") == self._plan_id:
             return
         if self.is_sealed():  # by another process of this plan, between the two looks
             return
@@ -289,9 +289,22 @@ class OutputDirectory:
         _check_begun(self.root, self._plan_id, identity)
 
 
+def _chunks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a source file."""
+    try:
+        with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        message = f"`{path}` cannot be read: {error.strerror}"
+        raise SourceError(message) from error
+
+
 def _check_begun(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
-    data = (root / WORK_FOLDER / "plan.json").read_bytes()
-    theirs = decode(data, dict[str, str], f"{WORK_FOLDER}/plan.json")
+    theirs = read_note(root / WORK_FOLDER / "plan.json", dict[str, str])
+    if theirs is None:
+        message = f"`{root / WORK_FOLDER / 'plan.json'}` cannot be read as JSON"
+        raise OutputError(message, hint="give another `--out`, or `--overwrite` to replace it")
     if theirs.get("id") != plan_id:
         message = f"`{root}` holds another plan, which differs in "
         message += _differences(theirs, identity)

@@ -13,9 +13,12 @@ from typing import Final, TypeVar
 import msgspec
 
 from moeconv.errors import SourceError, VerifyError
+from moeconv.paths import is_below, read_regular
 
 MANIFEST_NAME: Final = "moeconv.json"
+WORK_FOLDER: Final = ".moeconv"
 FORMAT: Final = 1
+_MOST_BYTES: Final = 1 << 29
 
 SOURCE_CARD: Final = "README.source.md"
 """Where the source's `README.md` is kept: a repository shows that name as the card of the copy."""
@@ -295,6 +298,14 @@ def decode(data: bytes, kind: type[_T], what: str) -> _T:
         raise VerifyError(message) from error
 
 
+def read_note(path: Path, kind: type[_T]) -> _T | None:
+    """Return what a process of an unfinished run noted; a broken note is none."""
+    try:
+        return decode(read_regular(path, _MOST_BYTES), kind, path.name)
+    except (OSError, VerifyError):
+        return None
+
+
 def read_manifest(root: Path) -> Manifest:
     """Read the manifest of a converted directory.
 
@@ -306,7 +317,7 @@ def read_manifest(root: Path) -> Manifest:
         It is broken or of a later format.
     """
     try:
-        data = (root / MANIFEST_NAME).read_bytes()
+        data = read_regular(root / MANIFEST_NAME, _MOST_BYTES)
     except FileNotFoundError:
         hint = "is this a converted directory?"
         if (root / ".moeconv").is_dir():
@@ -320,4 +331,15 @@ def read_manifest(root: Path) -> Manifest:
     if manifest.format != FORMAT:
         message = f"`{MANIFEST_NAME}` has format {manifest.format}, expected {FORMAT}"
         raise VerifyError(message, hint="it was written by another version of moeconv")
+    _check_names(manifest)
     return manifest
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Refuse names that lead out of the directory, whoever wrote them."""
+    names = {entry.path for entry in manifest.files}
+    names |= {entry.file for entry in manifest.entries()}
+    odd = sorted(name for name in names if not is_below(name))
+    if odd:
+        message = f"`{MANIFEST_NAME}` names the file {odd[0]!r}, outside the directory"
+        raise VerifyError(message, hint="do not use this directory: moeconv writes no such name")

@@ -11,10 +11,15 @@ from typing import Final
 import filelock
 
 from moeconv.errors import OutputError, VerifyError
-from moeconv.output.manifest import MANIFEST_NAME, decode, kept_name, read_manifest
+from moeconv.output.manifest import (
+    MANIFEST_NAME,
+    WORK_FOLDER,
+    kept_name,
+    read_manifest,
+    read_note,
+)
 from moeconv.output.shard import sync_folder, writing
 
-WORK_FOLDER: Final = ".moeconv"
 _SHARD: Final = re.compile(
     r"weights/weights-\d{5}-of-\d{5}\.safetensors|experts/[^/]+\.\d+-\d+\.safetensors"
 )
@@ -35,19 +40,8 @@ def remove(root: Path, side_files: Iterable[str]) -> None:
     OutputError
         It is none of ours, holds something else as well, or another run writes there.
     """
-    if root.exists() and not root.is_dir():
-        message = f"`{root}` is not a directory"
-        raise OutputError(message, hint="give another `--out`")
-    if not root.exists() or not any(root.iterdir()):
+    if not check_removable(root, side_files):
         return
-    if not (root / MANIFEST_NAME).exists() and not (root / WORK_FOLDER).is_dir():
-        message = f"`{root}` is not a moeconv directory, so `--overwrite` does not touch it"
-        raise OutputError(message, hint="give another `--out`")
-    foreign = sorted(_foreign(root, side_files))
-    if foreign:
-        message = f"`{root}` holds `{foreign[0]}`, which moeconv did not write"
-        raise OutputError(message, hint="move it away, or give another `--out`")
-    _check_alone(root)
     with writing(root):
         (root / WORK_FOLDER).mkdir(exist_ok=True)
         (root / MANIFEST_NAME).unlink(missing_ok=True)
@@ -57,6 +51,24 @@ def remove(root: Path, side_files: Iterable[str]) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+
+def check_removable(root: Path, side_files: Iterable[str]) -> bool:
+    """Return whether there is anything to remove; see `remove`."""
+    if root.exists() and not root.is_dir():
+        message = f"`{root}` is not a directory"
+        raise OutputError(message, hint="give another `--out`")
+    if not root.exists() or not any(root.iterdir()):
+        return False
+    if not (root / MANIFEST_NAME).exists() and not (root / WORK_FOLDER).is_dir():
+        message = f"`{root}` is not a moeconv directory, so `--overwrite` does not touch it"
+        raise OutputError(message, hint="give another `--out`")
+    foreign = sorted(_foreign(root, side_files))
+    if foreign:
+        message = f"`{root}` holds `{foreign[0]}`, which moeconv did not write"
+        raise OutputError(message, hint="move it away, or give another `--out`")
+    _check_alone(root)
+    return True
 
 
 def _check_alone(root: Path) -> None:
@@ -87,8 +99,7 @@ def _noted(root: Path) -> Iterator[str]:
         if (root / MANIFEST_NAME).exists():
             yield from (entry.path for entry in read_manifest(root).files)
         elif (root / WORK_FOLDER / "plan.json").exists():
-            name = f"{WORK_FOLDER}/plan.json"
-            plan = decode((root / name).read_bytes(), dict[str, str], name)
+            plan = read_note(root / WORK_FOLDER / "plan.json", dict[str, str]) or {}
             yield from map(kept_name, plan.get("side files", "").splitlines())
     except VerifyError:
         return

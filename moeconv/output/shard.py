@@ -77,7 +77,7 @@ class ShardWriter:
     Parameters
     ----------
     temporary
-        Where it grows; on the same file system as `final`.
+        Where it grows; on the same file system as `final`. What is there is removed.
     final
         Where it appears when it is whole.
     layout
@@ -94,11 +94,10 @@ class ShardWriter:
         self._sha256 = hashlib.sha256(layout.header)
         self._hashed = len(layout.header)
         self._is_final = False
-        flags = os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC
         with writing(final):
             temporary.parent.mkdir(parents=True, exist_ok=True)
             final.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(temporary, flags, 0o666)
+            self._fd = _create(temporary)
             self._direct_fd = _open_direct(temporary)
             try:
                 _allocate(self._fd, layout.size)
@@ -202,8 +201,8 @@ class writing:  # noqa: N801  (reads as a verb where it is used)
         raise OutputError(message, hint=hint) from error
 
 
-def write_file(path: Path, data: bytes, staging: Path) -> None:
-    """Write a small file whole or not at all, durably, with the umask's mode.
+def write_file(path: Path, chunks: Iterable[bytes], staging: Path) -> None:
+    """Write a file whole or not at all, durably, with the umask's mode.
 
     It grows in the folder `staging`, on the same file system.
     """
@@ -211,17 +210,24 @@ def write_file(path: Path, data: bytes, staging: Path) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         staging.mkdir(parents=True, exist_ok=True)
-        fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        fd = _create(temporary)
         try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                for chunk in chunks:
+                    _write(fd, memoryview(chunk))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def _write(fd: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def sync_folder(folder: Path) -> None:
@@ -231,6 +237,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _create(path: Path) -> int:
+    """Open a file of our own: whatever had this name, a link above all, is not written to."""
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
 
 
 def _open_direct(path: Path) -> int:

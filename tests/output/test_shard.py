@@ -75,7 +75,7 @@ def test_the_mode_is_that_of_the_umask(tmp_path, umask, mode):
     before = os.umask(umask)
     try:
         path, _ = write(tmp_path, {"a": TensorSpec("U8", (10,))})
-        write_file(tmp_path / "b.json", b"{}", tmp_path / "tmp")
+        write_file(tmp_path / "b.json", (b"{}",), tmp_path / "tmp")
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == mode
@@ -113,14 +113,14 @@ def test_a_folder_in_the_way_is_an_output_error(tmp_path):
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
 def test_a_small_file_is_whole_or_as_it_was(tmp_path, monkeypatch, failing):
     path = tmp_path / "a.json"
-    write_file(path, b"old", tmp_path / "tmp")
+    write_file(path, (b"old",), tmp_path / "tmp")
 
     def fail(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, failing, fail)
     with pytest.raises(OutputError, match="No space left"):
-        write_file(path, b"new", tmp_path / "tmp")
+        write_file(path, (b"new",), tmp_path / "tmp")
     assert [(p.name, p.read_bytes()) for p in tmp_path.rglob("*.json*")] == [("a.json", b"old")]
 
 

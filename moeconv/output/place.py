@@ -1,0 +1,86 @@
+"""May this be an output directory at all? Asked before anything is written, and by a dry run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from moeconv.errors import OutputError
+from moeconv.output.manifest import WORK_FOLDER
+from moeconv.output.shard import writing
+
+_GIVE: Final = "give another `--out`"
+
+
+def check_place(root: Path) -> None:
+    """Refuse a directory that cannot be made or written to, or whose links lead out of it.
+
+    Raises
+    ------
+    OutputError
+        It is so.
+    """
+    with writing(root):
+        above = existing(root)
+        if not above.is_dir():
+            message = f"`{above}` is not a directory"
+            raise OutputError(message, hint=_GIVE)
+        if not os.access(above, os.W_OK | os.X_OK):
+            message = f"`{above}` cannot be written to"
+            raise OutputError(message, hint=_GIVE)
+        longest = max(len(os.fsencode(part)) for part in root.parts or ("",))
+        if longest > os.pathconf(above, "PC_NAME_MAX"):
+            message = f"`{root}` has a name that is too long for its disk"
+            raise OutputError(message, hint=_GIVE)
+        if above == root.resolve():
+            _check_links(root)
+
+
+def check_apart(root: Path, source: Path) -> None:
+    """Refuse to write into a checkpoint, by whatever path its folders are reached.
+
+    Raises
+    ------
+    OutputError
+        The output directory is the checkpoint, or lies inside.
+    """
+    with writing(root):
+        inside = {_identity(folder) for folder in _folders(source)}
+        above = existing(root)
+        if any(_identity(folder) in inside for folder in (above, *above.parents)):
+            message = f"`{root}` lies inside the checkpoint `{source}`, where nothing is written"
+            raise OutputError(message, hint="give an `--out` beside it")
+
+
+def existing(root: Path) -> Path:
+    """Return a directory, or the nearest one above that is there; links resolved."""
+    path = root.resolve()
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def free_bytes(root: Path) -> int:
+    """Return what may be written to the disk of a directory, there or not."""
+    return shutil.disk_usage(existing(root)).free
+
+
+def _check_links(root: Path) -> None:
+    for folder, folders, files in os.walk(root):
+        is_work = Path(folder).is_relative_to(root / WORK_FOLDER)
+        for name in (*folders, *(files if is_work else ())):
+            path = Path(folder) / name
+            if path.is_symlink():
+                message = f"`{path}` is a link, so what is written there would lie elsewhere"
+                raise OutputError(message, hint="remove it; `--out` itself may be a link")
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    for folder, _, _ in os.walk(root.resolve()):
+        yield Path(folder)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
