@@ -18,7 +18,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import sglang
@@ -28,9 +27,9 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_server_args
 
 from moeconv.errors import UnsupportedError
-from moeconv.output.manifest import MANIFEST_NAME
 from moeconv.serving import probe
 from moeconv.serving.admission import check_dtype, engine_entry, options, refuse
+from moeconv.serving.fetching import fetch, is_converted
 from moeconv.serving.methods import find_method
 from moeconv.serving.pairing import (
     Assigned,
@@ -74,11 +73,17 @@ def _choose_loader(
 ) -> engine.BaseModelLoader:
     """Return our loader for a converted directory, unless dummy weights are asked for."""
     is_dummy = load_config.load_format == engine.LoadFormat.DUMMY
-    if model_config is not None and not is_dummy:
-        root = Path(model_config.model_path)
-        if (root / MANIFEST_NAME).exists():
-            return MoeconvLoader(load_config)
+    if model_config is None or is_dummy:
+        return original(load_config, model_config)
+    if is_converted(*_named(load_config, model_config)):
+        return MoeconvLoader(load_config)
     return original(load_config, model_config)
+
+
+def _named(
+    load_config: LoadConfig, model_config: ModelConfig
+) -> tuple[str, str | None, str | None]:
+    return model_config.model_path, model_config.revision, load_config.download_dir
 
 
 class MoeconvLoader(engine.BaseModelLoader):
@@ -87,8 +92,8 @@ class MoeconvLoader(engine.BaseModelLoader):
     counter_after_loading_weights: float = 0.0
 
     def download_model(self, model_config: ModelConfig) -> None:
-        """Have nothing to fetch: the directory is here."""
-        open_converted(model_config.model_path).close()
+        """Fetch a model of the Hub."""
+        fetch(*_named(self.load_config, model_config))
 
     def load_model(
         self, *, model_config: ModelConfig, device_config: DeviceConfig
@@ -97,7 +102,7 @@ class MoeconvLoader(engine.BaseModelLoader):
         extra = self.load_config.model_loader_extra_config or {}
         threads, check = options(extra if isinstance(extra, dict) else {"extra": extra})
         device = torch.device(device_config.device)
-        with open_converted(model_config.model_path) as converted:
+        with open_converted(fetch(*_named(self.load_config, model_config))) as converted:
             _admit(converted, model_config)
             quant_config = engine._get_quantization_config(model_config, self.load_config)
             with engine.set_default_torch_dtype(model_config.dtype):

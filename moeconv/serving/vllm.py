@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -20,9 +19,9 @@ from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, regis
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from moeconv.errors import UnsupportedError
-from moeconv.output.manifest import MANIFEST_NAME
 from moeconv.serving import probe
 from moeconv.serving.admission import options
+from moeconv.serving.fetching import fetch, is_converted
 from moeconv.serving.heap import only_new_garbage
 from moeconv.serving.methods import find_method
 from moeconv.serving.pairing import (
@@ -79,7 +78,7 @@ class MoeconvLoader(BaseModelLoader):
     ) -> torch.nn.Module:
         """Build the model and load it."""
         is_draft = model_config.runner_type == "draft"
-        if is_draft and not (self._root(model_config) / MANIFEST_NAME).exists():
+        if is_draft and not is_converted(*self._named(model_config)):
             return self._default().load_model(vllm_config, model_config, prefix)
         with self._open(model_config) as converted:
             admit(converted, vllm_config, model_config)
@@ -152,16 +151,10 @@ class MoeconvLoader(BaseModelLoader):
         )
 
     def _open(self, model_config: ModelConfig) -> ConvertedDirectory:
-        return open_converted(self._root(model_config))
+        return open_converted(fetch(*self._named(model_config)))
 
-    def _root(self, model_config: ModelConfig) -> Path:
-        root = Path(model_config.model)
-        if root.is_dir():
-            return root
-        from huggingface_hub import snapshot_download
-
-        cache = self.load_config.download_dir
-        return Path(snapshot_download(str(root), revision=model_config.revision, cache_dir=cache))
+    def _named(self, model_config: ModelConfig) -> tuple[str, str | None, str | None]:
+        return model_config.model, model_config.revision, self.load_config.download_dir
 
 
 def _expert_modules(model: VllmModel) -> dict[str, RoutedExperts]:
