@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import cycle
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
@@ -48,14 +47,6 @@ class _Slot:
     copied: torch.cuda.Event
 
 
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    """A stream, with a device buffer of its own: one lane copies while the other places."""
-
-    stream: torch.cuda.Stream
-    staged: torch.Tensor
-
-
 def fill_cuda(files: Files, targets: Iterable[CudaTarget], threads: int, slot: int) -> None:
     """Fill all targets, which are on one device, through `threads` + 3 slots of `slot` bytes.
 
@@ -74,13 +65,12 @@ def fill_cuda(files: Files, targets: Iterable[CudaTarget], threads: int, slot: i
         finally:
             shared.stop()
             filling.release(threads)
-            filling.wait()
     for reader in readers:
         reader.result()
 
 
 class _Filling:
-    """The slots and lanes of one call; a slot goes from free to read to copied to free."""
+    """The slots and the stream of one call; a slot goes from free to read to copied to free."""
 
     def __init__(self, targets: Sequence[CudaTarget], threads: int, slot: int) -> None:
         device = targets[0].out.device
@@ -91,14 +81,14 @@ class _Filling:
             self._free.put(_Slot(part, part.numpy(), torch.cuda.Event()))
         self._full: SimpleQueue[tuple[Step[CudaTarget], _Slot] | None] = SimpleQueue()
         is_staged = any(not target.shape.is_plain for target in targets)
-        staged = torch.empty((2, slot * is_staged), dtype=torch.uint8, device=device)
-        self._lanes = tuple(_Lane(torch.cuda.Stream(device), part) for part in staged)
+        self._staged = torch.empty(slot * is_staged, dtype=torch.uint8, device=device)
+        self._views: dict[tuple[Shape, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._experts = {id(target): _experts(target) for target in targets}
         for target in targets:
             for window in target.shape.tails():
                 self._experts[id(target)][(slice(None), *window)].zero_()
-        for lane in self._lanes:
-            lane.stream.wait_stream(torch.cuda.current_stream(device))
+        self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def read(self, files: Files, shared: Shared[Step[CudaTarget]]) -> None:
         """Read step after step into free slots; on a reader's own thread."""
@@ -114,48 +104,50 @@ class _Filling:
             self._full.put(None)
 
     def place_all(self, threads: int) -> None:
-        """Queue the copies of whatever is read, until all readers are done."""
-        lanes, copying = cycle(self._lanes), deque[_Slot]()
-        while threads:
-            full = self._full.get()
-            if full is None:
-                threads -= 1
-                continue
-            step, slot = full
-            lane = next(lanes)
-            with torch.cuda.stream(lane.stream):
-                self._place(step.target, step.run, slot.pinned[: step.run.nbytes], lane.staged)
-                slot.copied.record(lane.stream)
-            copying.append(slot)
-            if len(copying) == SPARE_SLOTS:
-                copying[0].copied.synchronize()
-                self._free.put(copying.popleft())
+        """Queue the copies of whatever is read until all readers are done, and wait for them."""
+        copying = deque[_Slot]()
+        with torch.cuda.stream(self._stream):
+            while threads:
+                full = self._full.get()
+                if full is None:
+                    threads -= 1
+                    continue
+                step, slot = full
+                self._place(step.target, step.run, slot.pinned[: step.run.nbytes])
+                slot.copied.record(self._stream)
+                copying.append(slot)
+                if len(copying) == SPARE_SLOTS:
+                    copying[0].copied.synchronize()
+                    self._free.put(copying.popleft())
+        self._stream.synchronize()
 
     def release(self, threads: int) -> None:
         """Let readers end that wait for a slot."""
         for _ in range(threads):
             self._free.put(None)
 
-    def wait(self) -> None:
-        """Wait for all copies."""
-        for lane in self._lanes:
-            lane.stream.synchronize()
-
-    def _place(self, target: CudaTarget, run: Run, raw: torch.Tensor, staged: torch.Tensor) -> None:
-        shape = target.shape
-        dims = (run.count, len(run.rows), *shape.stored[1:])
-        window = (slice(run.expert, run.expert + run.count), *shape.corner(run.rows))
+    def _place(self, target: CudaTarget, run: Run, raw: torch.Tensor) -> None:
+        window = (slice(run.expert, run.expert + run.count), *target.shape.corner(run.rows))
         place = self._experts[id(target)][window]
-        if not shape.is_plain:
-            source = staged[: run.nbytes]
-            source.copy_(raw, non_blocking=True)
-            axes = (0, *(axis + 1 for axis in shape.axes), len(dims))
-            place.copy_(_items(shape, source, dims).permute(axes))
+        if not target.shape.is_plain:
+            staged, source = self._view(target.shape, run)
+            staged.copy_(raw, non_blocking=True)
+            place.copy_(source)
         elif place.is_contiguous():
             place.view(-1).copy_(raw, non_blocking=True)
         else:
-            for to, source in zip(place, raw.view(run.count, -1), strict=True):
-                to.view(-1).copy_(source, non_blocking=True)
+            for to, part in zip(place, raw.view(run.count, -1), strict=True):
+                to.view(-1).copy_(part, non_blocking=True)
+
+    def _view(self, shape: Shape, run: Run) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the device buffer as a run's bytes, and as they are placed; made once a form."""
+        key = (shape, run.count, len(run.rows))
+        if key not in self._views:
+            staged = self._staged[: run.nbytes]
+            dims = (run.count, len(run.rows), *shape.stored[1:])
+            axes = (0, *(axis + 1 for axis in shape.axes), len(dims))
+            self._views[key] = staged, _items(shape, staged, dims).permute(axes)
+        return self._views[key]
 
 
 def _experts(target: CudaTarget) -> torch.Tensor:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Out: TypeAlias = Bytes | torch.Tensor
 
-STAGING_BYTES: Final = 64_000_000
+STAGING_BYTES: Final = 128_000_000
 """All host buffers of one call together; more where a row of some tensor needs it."""
 
 _PAGE: Final = 4096
@@ -34,7 +34,7 @@ _PAGE: Final = 4096
 
 def default_threads() -> int:
     """Return how many threads read where the caller does not say."""
-    return min(4, os.cpu_count() or 1)
+    return min(8, os.cpu_count() or 1)
 
 
 def fill(

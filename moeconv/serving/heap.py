@@ -13,10 +13,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def only_new_garbage() -> Iterator[None]:
-    """Leave the objects that are there already out of collections, until the block ends."""
-    if gc.get_freeze_count():  # somebody else has frozen some, and these must stay so
-        yield
-        return
+    """Leave the objects that are there already out of collections, until the block ends.
+
+    Afterwards none is left out, whoever had frozen it: Python has one such list for a process.
+    """
     gc.freeze()
     try:
         yield

@@ -87,7 +87,7 @@ class Rank:
             Tensors of `tensors()`, each with its memory as for `read_into`: of every module that
             is named, each tensor exactly once.
         threads
-            How many read at once; 4 by default.
+            How many read at once; 8 by default, or one a CPU core where these are fewer.
         check
             As for `read_into`.
 

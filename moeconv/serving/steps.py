@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from moeconv.serving.runs import Run, Shape
     from moeconv.tensors import Bytes
 
-AHEAD_BYTES: Final = 128_000_000
+AHEAD_BYTES: Final = 256_000_000
 """How far ahead of the reads the kernel is told of them."""
 
 
