@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from moeconv.abreast import abreast
-from moeconv.checkpoint.reader import Reader
+from moeconv.checkpoint.reader import reader_for
 from moeconv.describe import draft
 from moeconv.estimate import peak_rss_bytes
 from moeconv.output.completing import complete
@@ -89,7 +89,7 @@ def convert(
         The directory cannot be written.
     """
     if plan.facts is None:
-        with Reader(checkpoint.root) as reader:
+        with reader_for(checkpoint) as reader:
             plan = next(event for event in survey(plan, reader) if not isinstance(event, Moved))
     with directory.present():
         yield from _convert(plan, checkpoint, directory, kernels, limits)
@@ -111,7 +111,7 @@ def _convert(
     run = _Run(kernels.device, kernels.name, limits.workers)
     records: dict[str, ShardRecord] = {}
     with (
-        Reader(checkpoint.root) as reader,
+        reader_for(checkpoint) as reader,
         Pipeline(reader, kernels, plan, limits) as pipeline,
     ):
         jobs = enumerate(plan.jobs)
@@ -132,12 +132,12 @@ def _convert(
         run.bytes_read = reader.bytes_read
         run.peak_device_bytes = pipeline.peak_device_bytes
     if limits.share.only:
-        directory.copy_side_files(checkpoint.root, checkpoint.side_files)
+        directory.copy_side_files(checkpoint.origin.chunks, checkpoint.side_files)
         directory.add_run(limits.share.label.replace("/", "-of-"), run.entry())
         return
     with directory.sealing() as is_mine:
         if is_mine:
-            directory.copy_side_files(checkpoint.root, checkpoint.side_files)
+            directory.copy_side_files(checkpoint.origin.chunks, checkpoint.side_files)
             side = [directory.file_entry(kept_name(name)) for name in checkpoint.side_files]
             shards = [records[job.file] for job in plan.jobs]
             directory.seal(complete(directory.draft(), shards, side, run.entry()))

@@ -51,12 +51,14 @@ def draft(plan: Plan, checkpoint: Checkpoint) -> Manifest:
             fingerprint=dict(target.fingerprint),
         ),
         source=SourceEntry(
-            name=checkpoint.name,
-            revision=None,
+            name=checkpoint.origin.repo or checkpoint.name,
+            revision=checkpoint.origin.commit,
             model_types=tuple(model_types(checkpoint.config)),
             family=plan.family.name,
             files=tuple(
-                SourceFileEntry(file.name, file.size, file.header_sha256, file.probe_xxh3)
+                SourceFileEntry(
+                    file.name, file.size, file.header_sha256, file.probe_xxh3, file.sha256
+                )
                 for file in checkpoint.files
             ),
         ),

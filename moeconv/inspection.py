@@ -83,7 +83,7 @@ def _checkpoint(checkpoint: Checkpoint, family_name: str | None) -> Inspection:
     total = sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
     return Inspection(
         event="inspection",
-        root=str(checkpoint.root),
+        root=checkpoint.origin.where,
         name=checkpoint.name,
         checkpoint=CheckpointSight(
             model_types=tuple(model_types(config)),
@@ -143,7 +143,7 @@ def _said(checkpoint: Checkpoint, found: _Found) -> str:
     """Return a conversion's command around `{verb}`; empty where it would be refused."""
     if found.problems and not found.alike:
         return ""
-    said = f"moeconv {{verb}} {checkpoint.root}"
+    said = f"moeconv {{verb}} {checkpoint.origin.where}"
     if found.family:
         is_named = set(model_types(checkpoint.config)) & set(found.family.model_types)
         return said if is_named else f"{said} --family {found.family.name}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from moeconv.budget import PIECE_BYTES, expert_sizes
 from moeconv.checkpoint.index import open_checkpoint
-from moeconv.checkpoint.reader import Reader
+from moeconv.checkpoint.reader import Reader, reader_for
 from moeconv.errors import UnsupportedError, VerifyError
 from moeconv.jobs import Converted, Passthrough
 from moeconv.kernels.scalars import source_scale
@@ -64,7 +64,7 @@ def compare_with_source(
     sizes = expert_sizes(plan.jobs)
     wanted = sizes.source, sizes.source, sizes.scratch, sizes.out
     buffers = _Buffers(*(np.empty(size, np.uint8) for size in wanted))
-    with Reader(checkpoint.root) as reader:
+    with reader_for(checkpoint) as reader:
         check = _Check(files, reader, kernels, buffers)
         for tensor in (tensor for job in plan.jobs for tensor in job.tensors):
             file, begin = where[tensor.name]

@@ -263,11 +263,12 @@ def _weight_jobs(checkpoint: Checkpoint, taken: Iterable[Stack], target: Target)
 
 
 def _identity(checkpoint: Checkpoint, target: Target, family: Family) -> dict[str, str]:
-    files = [[f.name, f.size, f.header_sha256, f.probe_xxh3] for f in checkpoint.files]
+    files = [[f.name, f.size, f.header_sha256, f.sha256 or f.probe_xxh3] for f in checkpoint.files]
     config = json.dumps(checkpoint.config, sort_keys=True)
     layers = "all" if target.layers is None else "{}-{}".format(*target.layers)
     return {
         "source files": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
+        "source revision": checkpoint.origin.commit or "none",
         "source config": hashlib.sha256(config.encode()).hexdigest(),
         "side files": "\n".join(checkpoint.side_files),
         "family": family.name,

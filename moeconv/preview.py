@@ -13,7 +13,7 @@ from moeconv import report
 from moeconv.acceptance import check_engines
 from moeconv.budget import budget_for
 from moeconv.checkpoint.index import open_checkpoint
-from moeconv.checkpoint.reader import Reader
+from moeconv.checkpoint.reader import reader_for
 from moeconv.errors import MoeconvError
 from moeconv.estimate import estimate
 from moeconv.experts import look_for_experts
@@ -65,7 +65,7 @@ def preview(options: Options, wish: Wish) -> None:
             problems += _obstacles(plan, out, options, kernels)
             plan = surveyed(plan, checkpoint, options.max_lost_share)
             if not problems:
-                with Reader(checkpoint.root) as reader:
+                with reader_for(checkpoint) as reader:
                     cost = estimate(plan, reader, kernels, options.limits, existing(out))
                 show_plan(plan, checkpoint, out, cost, as_json=options.as_json)
     if problems:
@@ -93,7 +93,7 @@ def surveyed(plan: Plan, checkpoint: Checkpoint, max_lost_share: float) -> Plan:
         A layer would lose more of its scales than the share that may be lost.
     """
     if plan.facts is None:
-        with report.progress() as bar, Reader(checkpoint.root) as reader:
+        with report.progress() as bar, reader_for(checkpoint) as reader:
             nbytes = surveyed_bytes(plan)
             task = bar.add_task("surveying scales", total=nbytes, visible=nbytes > 0)
             for event in survey(plan, reader):

@@ -95,8 +95,9 @@ class Push:
         SourceError
             The metadata of the source's card cannot be read.
         """
-        path = checkpoint.root / "README.md"
-        carried(path.read_text("utf-8", "replace") if path.is_file() else "")
+        has_card = "README.md" in checkpoint.side_files
+        card = b"".join(checkpoint.origin.chunks("README.md")) if has_card else b""
+        carried(card.decode("utf-8", "replace"))
         repository = self._repository
         repository.open()
         target = repository.head(repository.destination.revision)

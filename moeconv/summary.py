@@ -36,7 +36,7 @@ def show_plan(
     )
     free = free_bytes(out)
     facts = {
-        "source": str(checkpoint.root),
+        "source": checkpoint.origin.where,
         "out": str(out),
         "family": plan.family.name,
         "layout": plan.target.layout.id,

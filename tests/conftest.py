@@ -40,6 +40,10 @@ settings.register_profile("moeconv", deadline=None, max_examples=60)
 settings.load_profile("moeconv")
 
 
+def pytest_unconfigure() -> None:
+    ORIGINS.close()
+
+
 @pytest.fixture
 def make_checkpoint(tmp_path: Path) -> Callable[..., Path]:
     """Write a tiny checkpoint, by the fields of `Tiny`, and return its directory."""

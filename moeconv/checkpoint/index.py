@@ -1,25 +1,24 @@
-"""Open a local checkpoint: config, index and every header, no tensor bytes, no torch."""
+"""Open a checkpoint: config, index and every header, no tensor bytes, no torch."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
+import numpy as np
 import xxhash
 
-from moeconv.checkpoint.header import POINTER, read_header
-from moeconv.checkpoint.sidefiles import (
-    MANIFEST_NAME,
-    WEIGHT_SUFFIXES,
-    find_side_files,
-    warnings_of_pointers,
-)
+from moeconv.checkpoint.local import LocalOrigin
+from moeconv.checkpoint.sidefiles import WEIGHT_SUFFIXES
 from moeconv.checkpoint.types import Checkpoint, Json, SourceFile, TensorRef
 from moeconv.errors import SourceError, UnsupportedError
-from moeconv.paths import is_below, open_regular, read_regular
+from moeconv.paths import is_below
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.origin import Origin
 
 _CHUNK_BYTES: Final = 1 << 24
 _MOST_JSON_BYTES: Final = 1 << 27
@@ -36,41 +35,49 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
     UnsupportedError
         The directory is already converted, or holds no safetensors weights.
     """
-    root = Path(source)
+    origin = LocalOrigin(Path(source))
     try:
-        return _open(root)
+        origin.check()
+        return open_origin(origin)
     except OSError as error:  # a name too long, a folder that may not be read, a disk that fails
-        message = f"`{error.filename or root}` cannot be read: {error.strerror}"
+        message = f"`{error.filename or source}` cannot be read: {error.strerror}"
         raise SourceError(message) from error
 
 
-def _open(root: Path) -> Checkpoint:
-    _check_root(root)
-    config = read_config(root)
-    weight_map = _weight_map(root)
-    names = sorted(set(weight_map.values())) if weight_map else _loose_shards(root)
+def open_origin(origin: Origin) -> Checkpoint:
+    """Open a checkpoint, wherever it is.
+
+    Raises
+    ------
+    SourceError
+        Its config, a shard or the index is missing or contradicts the others.
+    UnsupportedError
+        It holds no safetensors weights.
+    """
+    config = _read_json(origin, "config.json")
+    weight_map = _weight_map(origin)
+    names = sorted(set(weight_map.values())) if weight_map else _loose_shards(origin)
     warnings: list[str] = []
-    _warn_of_strays(root, names, warnings)
+    _warn_of_strays(origin, names, warnings)
     files: list[SourceFile] = []
     tensors: dict[str, TensorRef] = {}
-    for name in names:
-        file, refs = read_header(root, name)
+    for file, refs in origin.headers(names):
         files.append(file)
         for ref in refs:
             if ref.name in tensors:
-                _check_twin(root, tensors[ref.name], ref, warnings)
+                _check_twin(origin, tensors[ref.name], ref, warnings)
             else:
                 tensors[ref.name] = ref
     _check_index(weight_map, tensors, files, warnings)
-    side_files = find_side_files(root)
+    side_files = origin.side_files()
     return Checkpoint(
-        root=root,
-        name=root.resolve().name,
+        origin=origin,
+        name=origin.name,
         config=config,
         tensors=tensors,
         files=tuple(files),
         side_files=side_files,
-        warnings=(*warnings, *warnings_of_pointers(root, side_files)),
+        warnings=(*warnings, *origin.warnings(side_files)),
     )
 
 
@@ -82,44 +89,20 @@ def read_config(root: Path) -> dict[str, Json]:
     SourceError
         There is none, or it is broken.
     """
-    return _read_json(root / "config.json")
+    return _read_json(LocalOrigin(root), "config.json")
 
 
-def _check_root(root: Path) -> None:
-    if not root.is_dir():
-        hint = None
-        if not root.exists() and root.parts and not root.is_absolute():
-            hint = "give a local directory; download a Hub repository first (`hf download`)"
-        message = f"`{root}` is not a directory"
-        raise SourceError(message, hint=hint)
-    if (root / MANIFEST_NAME).exists():
-        message = f"`{root}` is already converted: it holds `{MANIFEST_NAME}`"
-        hint = "converting twice would scramble the weights; point at the original checkpoint"
-        raise UnsupportedError(message, hint=hint)
-    if (root / ".moeconv").is_dir():
-        message = f"`{root}` is a half-finished conversion: it holds `.moeconv/`"
-        hint = "point at the original checkpoint; the same command resumes the conversion"
-        raise UnsupportedError(message, hint=hint)
-
-
-def _read_json(path: Path) -> dict[str, Json]:
+def _read_json(origin: Origin, name: str) -> dict[str, Json]:
+    data = origin.read(name, _MOST_JSON_BYTES)
     try:
-        data = read_regular(path, _MOST_JSON_BYTES)
-        if data.startswith(POINTER):
-            message = f"`{path}` is a Git LFS pointer, not the file itself"
-            raise SourceError(message, hint="run `git lfs pull` in the checkpoint")
         value = json.loads(data, object_pairs_hook=_unambiguous)
         if b"\\u" in data:
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
-    except FileNotFoundError:
-        message = f"`{path.name}` is not in `{path.parent}`"
-        raise SourceError(message, hint="is this a checkpoint directory?") from None
-    except (ValueError, RecursionError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        message = f"`{path}` cannot be read as JSON: {reason}"
+    except (ValueError, RecursionError) as error:
+        message = f"`{name}` in `{origin.where}` cannot be read as JSON: {error}"
         raise SourceError(message) from error
     if not isinstance(value, dict):
-        message = f"`{path}` holds no JSON object: found {type(value).__name__}"
+        message = f"`{name}` in `{origin.where}` holds no JSON object: found {type(value).__name__}"
         raise SourceError(message)
     return value
 
@@ -135,68 +118,70 @@ def _unambiguous(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return table
 
 
-def _weight_map(root: Path) -> dict[str, str]:
-    indexes = sorted(root.glob("*.safetensors.index.json"))
-    if len(indexes) > 1:
-        indexes = [
-            path for path in indexes if path.name == "model.safetensors.index.json"
-        ] or indexes
+def _weight_map(origin: Origin) -> dict[str, str]:
+    indexes = [name for name in origin.top_names() if name.endswith(".safetensors.index.json")]
     if not indexes:
         return {}
-    table = _read_json(indexes[0]).get("weight_map")
+    usual = "model.safetensors.index.json"
+    index = usual if usual in indexes else indexes[0]
+    table = _read_json(origin, index).get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
-        message = f"`{indexes[0].name}` has no `weight_map` of names to files"
+        message = f"`{index}` has no `weight_map` of names to files"
         raise SourceError(message)
     weight_map = cast("dict[str, str]", table)
     for file in sorted(set(weight_map.values())):
         if not is_below(file) or not file.endswith(".safetensors"):
-            message = f"`{indexes[0].name}` names the file `{file}`, outside the checkpoint"
+            message = f"`{index}` names the file `{file}`, outside the checkpoint"
             raise SourceError(message, hint="only safetensors files below the directory are read")
-    missing = [file for file in sorted(set(weight_map.values())) if not (root / file).is_file()]
+    missing = [file for file in sorted(set(weight_map.values())) if not origin.holds(file)]
     if missing:
-        found = len(list(root.glob("*.safetensors")))
+        found = sum(name.endswith(".safetensors") for name in origin.top_names())
         message = (
-            f"`{indexes[0].name}` names {len(set(weight_map.values()))} shards, {len(missing)} of "
-            f"them not in `{root}` (found {found}); the first is `{missing[0]}`"
+            f"`{index}` names {len(set(weight_map.values()))} shards, {len(missing)} of "
+            f"them not in `{origin.where}` (found {found}); the first is `{missing[0]}`"
         )
         raise SourceError(message, hint="fetch the missing shards, or the index that fits these")
     return weight_map
 
 
-def _loose_shards(root: Path) -> list[str]:
-    names = sorted(path.name for path in root.glob("*.safetensors"))
+def _loose_shards(origin: Origin) -> list[str]:
+    top = origin.top_names()
+    names = [name for name in top if name.endswith(".safetensors")]
     # Mistral's releases hold every tensor a second time, in one consolidated file.
     names = [name for name in names if not name.startswith("consolidated")] or names
     if not names:
-        other = sorted(path.name for path in root.iterdir() if path.suffix in WEIGHT_SUFFIXES)
-        message = f"`{root}` holds no `*.safetensors` file"
+        other = [name for name in top if name.endswith(WEIGHT_SUFFIXES)]
+        message = f"`{origin.where}` holds no `*.safetensors` file"
         if other:
             message += f", only `{other[0]}`"
         raise UnsupportedError(message, hint="save the checkpoint as safetensors first")
     return names
 
 
-def _warn_of_strays(root: Path, names: Iterable[str], warnings: list[str]) -> None:
-    strays = sorted({path.name for path in root.glob("*.safetensors")} - set(names))
+def _warn_of_strays(origin: Origin, names: Iterable[str], warnings: list[str]) -> None:
+    found = {name for name in origin.top_names() if name.endswith(".safetensors")}
+    strays = sorted(found - set(names))
     if strays:
         warnings.append(f"{len(strays)} weight files are in no index and not read: `{strays[0]}`")
 
 
-def _check_twin(root: Path, first: TensorRef, second: TensorRef, warnings: list[str]) -> None:
+def _check_twin(origin: Origin, first: TensorRef, second: TensorRef, warnings: list[str]) -> None:
     """Allow a name in two shards only where both hold the same bytes."""
     where = f"`{first.name}` is in `{first.file}` and in `{second.file}`"
-    if first.spec != second.spec or _digest(root, first) != _digest(root, second):
+    if first.spec != second.spec or _digest(origin, first) != _digest(origin, second):
         message = f"{where}, with different bytes"
         raise SourceError(message, hint="remove the shard that does not belong here")
     warnings.append(f"{where}, with equal bytes; the first is used")
 
 
-def _digest(root: Path, ref: TensorRef) -> str:
+def _digest(origin: Origin, ref: TensorRef) -> str:
     digest = xxhash.xxh3_128()
-    with os.fdopen(open_regular(root / ref.file), "rb") as file:
+    buffer = np.empty(min(_CHUNK_BYTES, ref.spec.nbytes), np.uint8)
+    with closing(origin.open(0)) as ranges:
         for at in range(0, ref.spec.nbytes, _CHUNK_BYTES):
-            size = min(_CHUNK_BYTES, ref.spec.nbytes - at)
-            digest.update(os.pread(file.fileno(), size, ref.begin + at))
+            chunk = buffer[: min(_CHUNK_BYTES, ref.spec.nbytes - at)]
+            done = ranges.read_range(ref.file, ref.begin + at, chunk)
+            digest.update(chunk[:done])
     return digest.hexdigest()
 
 

@@ -6,15 +6,19 @@ page of the checkpoint as resident, and a fresh buffer per tensor fragments the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import numpy as np
 
 from moeconv.errors import SourceError
-from moeconv.openfiles import OpenFiles
 
 if TYPE_CHECKING:
-    from moeconv.checkpoint.types import Part, TensorRef
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from moeconv.checkpoint.origin import Ranges, Span
+    from moeconv.checkpoint.types import Checkpoint, Part, TensorRef
     from moeconv.tensors import Bytes
 
     Items: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.void]]
@@ -23,8 +27,40 @@ _TILE = 64
 """Rows and columns of a tile when a matrix is transposed: one cache line of 16-bit items."""
 
 
-class Reader(OpenFiles):
+AHEAD_BYTES: Final = 1 << 28
+"""Memory for what is fetched ahead from afar, where nothing says how much there is."""
+
+
+def reader_for(checkpoint: Checkpoint, ahead_bytes: int = AHEAD_BYTES) -> Reader:
+    """Open a checkpoint's tensor bytes, wherever they are."""
+    return Reader(checkpoint.origin.open(ahead_bytes))
+
+
+class Reader:
     """Reads tensors of one checkpoint; safe to use from several threads."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ranges.close()
+
+    @property
+    def bytes_read(self) -> int:
+        """How many bytes were read so far."""
+        return self._ranges.bytes_read
+
+    def ahead(self, spans: Sequence[Span]) -> AbstractContextManager[None]:
+        """Fetch what the block will read, in the order in which it will, where that helps."""
+        return self._ranges.ahead(spans)
 
     def read(self, ref: TensorRef, begin: int, out: Bytes) -> None:
         """Fill `out` (contiguous bytes) from byte `begin` of the tensor on.
@@ -35,7 +71,7 @@ class Reader(OpenFiles):
             The file ended early or cannot be read.
         """
         try:
-            done = self.read_range(ref.file, ref.begin + begin, out)
+            done = self._ranges.read_range(ref.file, ref.begin + begin, out)
         except OSError as error:
             message = f"`{ref.file}` cannot be read at `{ref.name}`: {error.strerror}"
             raise SourceError(message) from error

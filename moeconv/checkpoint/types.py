@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from moeconv.tensors import BITS, TensorSpec
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.origin import Origin
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -88,12 +90,21 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A weight file: its size, and digests that tell two checkpoints of one shape apart."""
+    """A weight file: its size, and digests that tell two checkpoints of one shape apart.
+
+    Attributes
+    ----------
+    probe_xxh3
+        Of a few places of the data; `None` where they were not read.
+    sha256
+        Of the whole file, as the Hub says; `None` where it says none.
+    """
 
     name: str
     size: int
     header_sha256: str
-    probe_xxh3: str
+    probe_xxh3: str | None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +113,10 @@ class Checkpoint:
 
     Attributes
     ----------
-    root
-        The directory.
+    origin
+        Where its bytes come from.
     name
-        What to call it: the directory's name.
+        What to call it: the name of the directory or the repository.
     config
         `config.json`, decoded.
     tensors
@@ -113,12 +124,12 @@ class Checkpoint:
     files
         The weight files, sorted by name.
     side_files
-        Everything else that a converted directory keeps, relative to `root`.
+        Everything else that a converted directory keeps, relative to its root.
     warnings
         What is odd about it, a sentence each, but harmless.
     """
 
-    root: Path
+    origin: Origin
     name: str
     config: Mapping[str, Json]
     tensors: Mapping[str, TensorRef]

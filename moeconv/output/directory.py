@@ -18,13 +18,13 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 import filelock
 
-from moeconv.errors import OutputError, SourceError
+from moeconv.errors import OutputError
 from moeconv.output.manifest import (
     MANIFEST_NAME,
     UPLOADED,
@@ -44,7 +44,6 @@ from moeconv.output.manifest import (
 from moeconv.output.place import check_place
 from moeconv.output.removal import check_removable, remove
 from moeconv.output.shard import write_file, writing
-from moeconv.paths import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -228,11 +227,13 @@ class OutputDirectory:
         """Return whether the manifest is there."""
         return (self.root / MANIFEST_NAME).exists()
 
-    def copy_side_files(self, source: Path, names: Sequence[str]) -> None:
-        """Copy files as they are, each whole or not at all."""
+    def copy_side_files(
+        self, chunks: Callable[[str], Iterable[bytes]], names: Sequence[str]
+    ) -> None:
+        """Keep files as `chunks` yields their bytes, each whole or not at all."""
         for name in names:
             path = self.root / kept_name(name)
-            write_file(path, _chunks(source / name), self._work / "tmp")
+            write_file(path, chunks(name), self._work / "tmp")
 
     def _write(self, path: Path, data: bytes) -> None:
         write_file(path, (data,), self._work / "tmp")
@@ -287,17 +288,6 @@ class OutputDirectory:
             self._write(path, encode(mine))
             return
         _check_begun(self.root, self._plan_id, identity)
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a source file."""
-    try:
-        with os.fdopen(open_regular(path), "rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
-    except OSError as error:
-        message = f"`{path}` cannot be read: {error.strerror}"
-        raise SourceError(message) from error
 
 
 def _check_begun(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:

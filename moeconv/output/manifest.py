@@ -62,18 +62,26 @@ class LayoutEntry:
 
 @dataclass(frozen=True, slots=True)
 class SourceFileEntry:
-    """A weight file of the source; `sha256` where it is known."""
+    """A weight file of the source.
+
+    Attributes
+    ----------
+    probe_xxh3
+        Of a few places of its data; `None` where it came from the Hub, by byte ranges.
+    sha256
+        From the Hub's metadata, where it came from there; what was read was not hashed as a file.
+    """
 
     name: str
     size: int
     header_sha256: str
-    probe_xxh3: str
+    probe_xxh3: str | None
     sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SourceEntry:
-    """Where the bytes came from."""
+    """Where the bytes came from: a repository of the Hub and its commit, or a directory's name."""
 
     name: str
     revision: str | None

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeconv.checkpoint.header import read_header
+from moeconv.checkpoint.local import LocalRanges
 from moeconv.checkpoint.reader import Reader, scratch_bytes
 from moeconv.checkpoint.types import Part, TensorRef
 from moeconv.errors import SourceError
@@ -19,6 +20,10 @@ from moeconv.tensors import BITS
 from tests.sources import noise, write_safetensors
 
 NAME = "model.safetensors"
+
+
+def _reader(folder: Path) -> Reader:
+    return Reader(LocalRanges(folder))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +69,7 @@ def test_any_part_is_a_numpy_slice(folder, data):
     row_bytes = expected.shape[1] * part.item_bytes
     wide = np.full((expected.shape[0], row_bytes + gap), 0xA5, np.uint8)
     scratch = np.empty(scratch_bytes(part, row_bytes + gap), np.uint8)
-    with Reader(folder) as reader:
+    with _reader(folder) as reader:
         raw = reader.read_part(part, wide[:, :row_bytes], scratch)
 
     assert wide[:, :row_bytes].tobytes() == expected.tobytes()
@@ -77,7 +82,7 @@ def test_any_part_is_a_numpy_slice(folder, data):
 def test_any_range_of_bytes(folder, begin, size):
     ref, array = only_ref(folder, "U8", (2000,))
     out = np.empty(size, np.uint8)
-    with Reader(folder) as reader:
+    with _reader(folder) as reader:
         reader.read(ref, begin, out)
         assert reader.bytes_read == size
     assert out.tobytes() == array.tobytes()[begin : begin + size]
@@ -87,12 +92,12 @@ def test_a_file_that_ends_early_is_a_source_error(folder):
     ref, _ = only_ref(folder, "U8", (2000,))
     path = folder / NAME
     path.write_bytes(path.read_bytes()[:-1])
-    with Reader(folder) as reader, pytest.raises(SourceError, match="ended inside `x`"):
+    with _reader(folder) as reader, pytest.raises(SourceError, match="ended inside `x`"):
         reader.read(ref, 0, np.empty(2000, np.uint8))
 
 
 def test_a_file_that_is_gone_is_a_source_error(folder):
     ref, _ = only_ref(folder, "U8", (10,))
     (folder / NAME).unlink()
-    with Reader(folder) as reader, pytest.raises(SourceError, match=r"cannot be read at `x`"):
+    with _reader(folder) as reader, pytest.raises(SourceError, match=r"cannot be read at `x`"):
         reader.read(ref, 0, np.empty(10, np.uint8))

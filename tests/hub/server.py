@@ -83,7 +83,11 @@ class Origins:
         finally:
             for server in self._servers:
                 server.shutdown()
-                server.server_close()
+
+    def close(self) -> None:
+        """Give the addresses back."""
+        for server in self._servers:
+            server.server_close()
 
 
 def main() -> None:

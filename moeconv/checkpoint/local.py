@@ -1,0 +1,131 @@
+"""A checkpoint in a directory of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from moeconv.checkpoint.header import POINTER, read_header
+from moeconv.checkpoint.sidefiles import MANIFEST_NAME, find_side_files, warnings_of_pointers
+from moeconv.errors import SourceError, UnsupportedError
+from moeconv.openfiles import OpenFiles
+from moeconv.paths import open_regular, read_regular
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.origin import Span
+    from moeconv.checkpoint.types import SourceFile, TensorRef
+
+_CHUNK_BYTES: Final = 1 << 20
+
+
+class LocalRanges(OpenFiles):
+    """Byte ranges of files in a directory."""
+
+    def ahead(self, spans: Sequence[Span]) -> AbstractContextManager[None]:
+        """Leave reading ahead to the kernel."""
+        del spans
+        return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOrigin:
+    """A directory; where it is a snapshot of the Hub's, of which commit, and its files' SHA-256."""
+
+    root: Path
+    repo: str | None = None
+    commit: str | None = None
+    digests: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """The directory as it was given, or the repository it is a snapshot of."""
+        return f"{self.repo}@{self.commit}" if self.repo else str(self.root)
+
+    @property
+    def name(self) -> str:
+        """The directory's name, or the repository's."""
+        return self.repo.rpartition("/")[2] if self.repo else self.root.resolve().name
+
+    @property
+    def is_remote(self) -> bool:
+        """Its bytes are here."""
+        return False
+
+    def check(self) -> None:
+        """Refuse what is no directory, or one of ours.
+
+        Raises
+        ------
+        SourceError
+            It is no directory.
+        UnsupportedError
+            It is converted, or on the way to it.
+        """
+        if not self.root.is_dir():
+            message = f"`{self.root}` is not a directory"
+            raise SourceError(message)
+        if (self.root / MANIFEST_NAME).exists():
+            message = f"`{self.root}` is already converted: it holds `{MANIFEST_NAME}`"
+            hint = "converting twice would scramble the weights; point at the original checkpoint"
+            raise UnsupportedError(message, hint=hint)
+        if (self.root / ".moeconv").is_dir():
+            message = f"`{self.root}` is a half-finished conversion: it holds `.moeconv/`"
+            hint = "point at the original checkpoint; the same command resumes the conversion"
+            raise UnsupportedError(message, hint=hint)
+
+    def top_names(self) -> list[str]:
+        """Return what is at the top, sorted."""
+        return sorted(path.name for path in self.root.iterdir())
+
+    def holds(self, name: str) -> bool:
+        """Say whether there is such a file."""
+        return (self.root / name).is_file()
+
+    def side_files(self) -> tuple[str, ...]:
+        """Return what a converted directory keeps beside weights, sorted."""
+        return find_side_files(self.root)
+
+    def warnings(self, names: Sequence[str]) -> list[str]:
+        """Return what is odd about these files."""
+        return list(warnings_of_pointers(self.root, names))
+
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """Return the bytes of a small file."""
+        path = self.root / name
+        try:
+            data = read_regular(path, most_bytes)
+        except FileNotFoundError:
+            message = f"`{path.name}` is not in `{path.parent}`"
+            raise SourceError(message, hint="is this a checkpoint directory?") from None
+        except OSError as error:
+            message = f"`{path}` cannot be read: {error.strerror}"
+            raise SourceError(message) from error
+        if data.startswith(POINTER):
+            message = f"`{path}` is a Git LFS pointer, not the file itself"
+            raise SourceError(message, hint="run `git lfs pull` in the checkpoint")
+        return data
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes of a file."""
+        path = self.root / name
+        try:
+            with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    yield chunk
+        except OSError as error:
+            message = f"`{path}` cannot be read: {error.strerror}"
+            raise SourceError(message) from error
+
+    def headers(self, names: Sequence[str]) -> list[tuple[SourceFile, list[TensorRef]]]:
+        """Return what each weight file is and which tensors it holds."""
+        found = (read_header(self.root, name) for name in names)
+        return [(replace(file, sha256=self.digests.get(file.name)), refs) for file, refs in found]
+
+    def open(self, ahead_bytes: int) -> LocalRanges:
+        """Return byte ranges of its files; the kernel has its own memory for what comes next."""
+        del ahead_bytes
+        return LocalRanges(self.root)
