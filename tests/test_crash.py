@@ -228,9 +228,10 @@ def renamed(messages: str) -> list[str]:
     return [line.split()[1] for line in messages.splitlines() if line.startswith("renamed ")]
 
 
-def test_two_processes_share_the_work(tiny, expected, tmp_path):
-    out = tmp_path / "out"
-    args = ("trtllm", tiny, "--out", out, "--max-shard-size", "30000", "--workers", "1")
+def test_two_processes_share_the_work(make_checkpoint, tmp_path):
+    source = make_checkpoint(**{**SMALL, "experts": 10})  # many jobs, so that both get some
+    expected, out = runs.run(source, tmp_path / "expected", PIECES), tmp_path / "out"
+    args = ("trtllm", source, "--out", out, "--max-shard-size", "30000", "--workers", "1")
     both = [runs.start("slow", 0.3, *args)]
     wait_for(lambda: list(out.glob(".moeconv/tmp/*")))
     both.append(runs.start("slow", 0.01, *args))  # in time, also on a busy machine
