@@ -6,11 +6,13 @@ Rates count bytes read and bytes written. A batch should be several times the ca
 
 from __future__ import annotations
 
+import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
@@ -18,6 +20,8 @@ from moeconv.layouts.verbs import DeviceKernels
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels, Verb
+
+    _Pair: TypeAlias = tuple[Verb, torch.Tensor, torch.Tensor]
 
 REPEATS: Final = 20
 _WARM_UPS: Final = 3
@@ -80,13 +84,11 @@ def time_kernels(
         for move in moves
     ]
 
-    def run() -> None:
-        for verb, sources, outs in pairs:
-            if isinstance(kernels, DeviceKernels):
-                _move_batch(kernels, verb, (sources.view(experts, -1), outs), back=back)
-            else:
-                _move_each(kernels, verb, (sources, outs), back=back)
-
+    if isinstance(kernels, DeviceKernels):
+        rows = [(verb, sources.view(experts, -1), outs) for verb, sources, outs in pairs]
+        run = functools.partial(_move_batches, kernels, rows, back=back)
+    else:
+        run = functools.partial(_move_each, kernels, pairs, back=back)
     nbytes = sum(sources.numel() + outs.numel() for _, sources, outs in pairs)
     return Timing(kernels.name, nbytes, median_seconds(run, device))
 
@@ -102,29 +104,27 @@ def time_copy(device: str, nbytes: int) -> Timing:
 def median_seconds(
     run: Callable[[], object], device: torch.device, repeats: int = REPEATS
 ) -> float:
-    """Return the median time of a run on a device, by its own clock where it is a GPU."""
-    if device.type != "cuda":
-        return _median(run, _seconds_on_host, repeats)
-    with torch.cuda.device(device):
-        return _median(run, _seconds_on_gpu, repeats)
+    """Return the median time of a run on a device, by its own clock where it is a GPU.
 
-
-def _median(
-    run: Callable[[], object], seconds: Callable[[Callable[[], object]], float], repeats: int
-) -> float:
+    There all runs are queued before the first is waited for, so that starting one is hidden behind
+    the one before it, as it is in a conversion.
+    """
     for _ in range(_WARM_UPS):
         run()
-    return statistics.median(seconds(run) for _ in range(repeats))
+    if device.type != "cuda":
+        return statistics.median(_seconds_on_host(run) for _ in range(repeats))
+    with torch.cuda.device(device):
+        return statistics.median(_seconds_on_gpu(run, repeats))
 
 
-def _seconds_on_gpu(run: Callable[[], object]) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    run()
-    end.record()
-    end.synchronize()
-    milliseconds: float = begin.elapsed_time(end)
-    return milliseconds / 1000
+def _seconds_on_gpu(run: Callable[[], object], repeats: int) -> list[float]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    events[0].record()
+    for event in events[1:]:
+        run()
+        event.record()
+    events[-1].synchronize()
+    return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events)]
 
 
 def _seconds_on_host(run: Callable[[], object]) -> float:
@@ -137,21 +137,18 @@ def _random(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
 
 
-def _move_batch(
-    kernels: DeviceKernels, verb: Verb, sides: tuple[torch.Tensor, torch.Tensor], *, back: bool
-) -> None:
-    sources, outs = sides
-    if back:
-        kernels.invert_batch(verb, outs, sources)
-    else:
-        kernels.lay_out_batch(verb, sources, outs)
-
-
-def _move_each(
-    kernels: Kernels, verb: Verb, sides: tuple[torch.Tensor, torch.Tensor], *, back: bool
-) -> None:
-    for source, out in zip(*(side.numpy() for side in sides), strict=True):
+def _move_batches(kernels: DeviceKernels, pairs: Sequence[_Pair], *, back: bool) -> None:
+    for verb, sources, outs in pairs:
         if back:
-            kernels.invert(verb, out, source)
+            kernels.invert_batch(verb, outs, sources)
         else:
-            kernels.lay_out(verb, source, out)
+            kernels.lay_out_batch(verb, sources, outs)
+
+
+def _move_each(kernels: Kernels, pairs: Sequence[_Pair], *, back: bool) -> None:
+    for verb, *sides in pairs:
+        for source, out in zip(*(side.numpy() for side in sides), strict=True):
+            if back:
+                kernels.invert(verb, out, source)
+            else:
+                kernels.lay_out(verb, source, out)

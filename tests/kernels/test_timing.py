@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from moeconv.kernels.cpu import CpuKernels
+from moeconv.kernels.cuda import CudaKernels
 from moeconv.kernels.timing import Move, Timing, time_copy, time_kernels
+from moeconv.kernels.torch import TorchBatch
 from moeconv.layouts.verbs import MarlinRows, MarlinWeight
 
 MOVES = (
@@ -13,10 +16,13 @@ MOVES = (
 )
 
 
+@pytest.mark.parametrize(
+    "kernels", [CpuKernels(), CudaKernels("cpu", TorchBatch)], ids=["host", "device"]
+)
 @pytest.mark.parametrize("back", [False, True])
-def test_a_run_moves_every_expert_of_every_move(back, fast_kernels):
-    timing = time_kernels(fast_kernels, MOVES, experts=3, back=back)
-    assert timing.way == fast_kernels.name
+def test_a_run_moves_every_expert_of_every_move(back, kernels):
+    timing = time_kernels(kernels, MOVES, experts=3, back=back)
+    assert timing.way == kernels.name
     assert timing.nbytes == 3 * 128 * (24 + 24 + 16 + 4)
     assert timing.seconds > 0
 
