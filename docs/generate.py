@@ -78,7 +78,7 @@ The table that `inspect`, `--dry-run` and conversions go by. Names in italics st
 model has.
 """
 
-README_MARK: Final = "<!-- The table is made by docs/generate.py. -->"
+TABLE_MARK: Final = "<!-- The table is made by docs/generate.py. -->"
 
 COMMON_FIELDS: Final = {
     "backend": "The engine's option that selects the kernel.",
@@ -237,10 +237,7 @@ def support_page() -> str:
 
 
 def readme() -> str:
-    """Return the README with its support table made anew, between two marks."""
-    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition(README_MARK)
-    _, _, after = rest.partition(README_MARK)
+    """Return the README with its support table made anew."""
     rows: dict[tuple[str, ...], dict[str, None]] = {}
     for layout in LAYOUTS:
         for engine in layout.engines:
@@ -253,7 +250,51 @@ def readme() -> str:
     count = sum(len(family.model_types) for family in FAMILIES)
     names = ", ".join(family.name for family in FAMILIES)
     families = f"\n{len(FAMILIES)} families, {count} model types: {names}.\n"
-    return f"{before}{README_MARK}\n\n{table}{families}\n{README_MARK}{after}"
+    return _between_marks("../README.md", f"{table}{families}")
+
+
+def performance_page() -> str:
+    """Return the page on performance with the table of the kernels made anew."""
+    figures = json.loads((DOCS / "figures/kernels-h200.json").read_text(encoding="utf-8"))
+    header = (
+        "layer",
+        "GB",
+        "copy",
+        "Triton",
+        "engine’s order",
+        "inverse",
+        "torch",
+        "vLLM",
+        "of copy",
+        "to vLLM",
+    )
+    table = _table(header, map(_measured, figures["rows"]))
+    versions = ", ".join(f"{name} {number}" for name, number in figures["versions"].items())
+    source = f"\n{figures['gpu']}, {versions}; {figures['date']}: `{figures['command']}`.\n"
+    return _between_marks("explanation/performance.md", f"{table}{source}")
+
+
+def _measured(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a layer's rates in GB/s, ours over a copy's and over the engine's."""
+    rates = row["gb_per_s"]
+    ours, copy, engine = rates["triton"], rates["copy"], rates.get("vllm")
+    ways = ("copy", "triton", "triton engine order", "triton inverse", "torch")
+    return (
+        f"{row['shape']}, {row['part']}",
+        f"{row['nbytes'] / 1e9:.2f}",
+        *(f"{rates[way]:.0f}" for way in ways),
+        f"{engine:.0f}" if engine else "",
+        f"{ours / copy:.0%}",
+        f"{rates['triton engine order'] / engine:.1f} ×" if engine else "",
+    )
+
+
+def _between_marks(page: str, made: str) -> str:
+    """Return a page with what stands between its two marks made anew."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    before, _, rest = text.partition(TABLE_MARK)
+    _, _, after = rest.partition(TABLE_MARK)
+    return f"{before}{TABLE_MARK}\n\n{made}\n{TABLE_MARK}{after}"
 
 
 def _served(layout: Layout, engine: Engine) -> tuple[str, str, str]:
@@ -384,6 +425,7 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "../README.md": readme,
+    "explanation/performance.md": performance_page,
     "reference/cli.md": cli_page,
     "reference/manifest.md": manifest_page,
     "reference/manifest.schema.json": schema,
