@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from moeconv.kernels.timing import Move, Timing, time_copy, time_kernels
+import torch
+
+from moeconv.kernels.timing import Move, time_copy, time_kernels
 from moeconv.layouts.layout import Facts, Geometry, Slice
 
 if TYPE_CHECKING:
@@ -19,6 +23,8 @@ GPU_BYTES: Final = 1 << 31
 
 CPU_BYTES: Final = 1 << 28
 """Of both sides together: several times a server's L3."""
+
+_ROUNDS: Final = 3
 
 _NEUTRAL: Final = Facts((1.0, 1.0), scales=0, flushed=0, negative=0, differing=0)
 
@@ -34,7 +40,8 @@ class KernelFigure:
     nbytes
         Bytes read and written by a run.
     seconds, copy_seconds
-        Median of a run, and of a copy that reads and writes as much.
+        Median of a run, and of a copy that reads and writes as much, which took turns. On the host
+        either takes one thread.
     """
 
     shape: str
@@ -63,23 +70,38 @@ def measure_kernels(kernels: Kernels, layout: Layout, shape: Shape) -> Iterator[
         if output.matrix.part != "global_scale"  # a number or two
     }
     experts = _experts(kernels, moves, shape)
-    copies: dict[int, Timing] = {}
     parts = {**{name: [move] for name, move in moves.items()}, "layer": [*moves.values()]}
     for what, some in parts.items():
-        timing = time_kernels(kernels, some, experts)
-        if timing.nbytes not in copies:
-            copies[timing.nbytes] = time_copy(kernels.device, timing.nbytes)
-        copy = copies[timing.nbytes]
+        expert_bytes = sum(move.source[0] * move.source[1] + move.out_bytes for move in some)
+        with _one_thread():
+            turns = [
+                (
+                    time_kernels(kernels, some, experts),
+                    time_copy(kernels.device, experts * expert_bytes),
+                )
+                for _ in range(_ROUNDS)
+            ]
         yield KernelFigure(
             shape.name,
             layout.id,
             what,
-            timing.way,
+            turns[0][0].way,
             experts,
-            timing.nbytes,
-            timing.seconds,
-            copy.seconds,
+            turns[0][0].nbytes,
+            statistics.median(timing.seconds for timing, _ in turns),
+            statistics.median(copy.seconds for _, copy in turns),
         )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch copy with one thread on the host, as one call of the kernels there runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _ordered(layout: Layout, geometry: Geometry) -> Geometry:

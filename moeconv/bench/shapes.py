@@ -34,15 +34,15 @@ SHAPES: Final = (
 
 
 def find_shape(name: str) -> Shape:
-    """Return the shape `name`.
+    """Return the shape `name`, or the one that begins so.
 
     Raises
     ------
     UnsupportedError
-        There is none.
+        There is none, or several begin so.
     """
-    for shape in SHAPES:
-        if shape.name == name:
-            return shape
+    found = [shape for shape in SHAPES if name and shape.name.startswith(name)]
+    if len(found) == 1:
+        return found[0]
     message = f"`{name}` is no shape to measure"
     raise UnsupportedError(message, hint=f"known: {', '.join(shape.name for shape in SHAPES)}")

@@ -22,7 +22,7 @@ class Part(StrEnum):
 
 
 @verbs.command(
-    epilog="Example: `moeconv bench --shape qwen3-235b-a22b --layout trtllm-bf16 --plot bench.svg`"
+    epilog="Example: `moeconv bench --shape qwen3-235b --layout trtllm-bf16 --plot bench.svg`"
     "\n\nExit codes: 0 done, 2 usage, 4 no such layout, shape or device, 5 the disk is full."
 )
 def bench(
@@ -39,8 +39,8 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="SHAPE",
-            help="qwen3-30b-a3b, qwen3-235b-a22b, gpt-oss-120b, deepseek-v3 or kimi-k2; may be "
-            "said several times. Whole conversions take the first.",
+            help="qwen3-30b-a3b, qwen3-235b-a22b, gpt-oss-120b, deepseek-v3 or kimi-k2, or the "
+            "beginning of one; may be said several times. Whole conversions take the first.",
             show_default="qwen3-30b-a3b",
         ),
     ] = None,
