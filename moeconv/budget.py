@@ -6,6 +6,7 @@ All memory of a conversion is a fixed set of slots, and on a GPU a few stations 
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -23,11 +24,18 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 1 << 22
 """Largest piece that is not one expert: several small ones, or part of what passes through."""
 
-_DEVICE_PIECE_BYTES: Final = 1 << 24
+_DEVICE_PIECE_BYTES: Final = 1 << 23
 """The same where a device lays out: each launch and each copy has its price."""
+
+_MOST_WORKERS: Final = 16
 
 _STATIONS: Final = 3
 """One batch goes up, one is laid out and one comes back; a device does no more at a time."""
+
+
+def default_workers() -> int:
+    """Return half of the cores that this process may use: the other half digests files."""
+    return min(_MOST_WORKERS, max(2, len(os.sched_getaffinity(0)) // 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +52,18 @@ class Limits:
     def shards(self) -> int:
         """How many shards to fill at once.
 
-        A file's SHA-256 takes one thread, in file order; it keeps up with about two workers.
+        A file's SHA-256 takes one thread, in file order; it keeps up with about one worker.
         """
-        enough = max(1, self.workers // 2)
+        enough = max(1, self.workers - 1)
         return enough if self.max_shards is None else min(enough, self.max_shards)
+
+    @property
+    def slots(self) -> int:
+        """How many pieces to have in flight, where memory is not short.
+
+        One that each worker fills, and of each shard one that is digested and one that waits.
+        """
+        return self.workers + 2 * self.shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +126,16 @@ def budget_for(jobs: Iterable[Job], limits: Limits, kernels: Kernels) -> Budget:
         A limit does not hold one expert.
     """
     jobs = tuple(jobs)
-    slots = limits.workers + 2
     piece = _DEVICE_PIECE_BYTES if isinstance(kernels, DeviceKernels) else PIECE_BYTES
     sizes = _sizes(jobs, piece)
     while piece and (
-        slots * sizes.total > limits.max_host_bytes
+        limits.slots * sizes.total > limits.max_host_bytes
         or _station_bytes(kernels, sizes) > limits.max_device_bytes
     ):
         piece = piece // 2 if piece > mmap.PAGESIZE else 0
         sizes = _sizes(jobs, piece)
     _check("host", limits.max_host_bytes, sizes.total)
-    slots = min(slots, limits.max_host_bytes // sizes.total)
+    slots = min(limits.slots, limits.max_host_bytes // sizes.total)
     if not isinstance(kernels, DeviceKernels):
         return Budget(sizes, slots)
     station = _station_bytes(kernels, sizes)

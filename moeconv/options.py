@@ -38,7 +38,7 @@ class Options:
     layers
         Convert only these.
     workers
-        Threads.
+        Threads that read, lay out and write; `None` for as many as the machine keeps busy.
     family
         Take this family's names, whatever `config.json` says.
     share
@@ -66,7 +66,7 @@ class Options:
     max_device_bytes: int = 1 << 30
     max_shard_bytes: int = 5 * 10**9
     layers: range | None = None
-    workers: int = 2
+    workers: int | None = None
     family: str | None = None
     share: Share | None = None
     dry_run: bool = False
@@ -86,12 +86,12 @@ class Options:
     @property
     def limits(self) -> Limits:
         """How much of the machine to use."""
-        from moeconv.budget import Limits
+        from moeconv.budget import Limits, default_workers
 
         # On a bounded disk one shard at a time: the next waits until there is room for it.
         shards = None if self.max_disk_bytes is None else 1
-        share = self.share or launched()
-        return Limits(self.workers, self.max_host_bytes, self.max_device_bytes, share, shards)
+        share, workers = self.share or launched(), self.workers or default_workers()
+        return Limits(workers, self.max_host_bytes, self.max_device_bytes, share, shards)
 
     @property
     def destination(self) -> Destination | None:

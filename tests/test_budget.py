@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeconv.budget import PIECE_BYTES, Limits, budget_for, expert_sizes
+from moeconv.budget import PIECE_BYTES, Limits, budget_for, default_workers, expert_sizes
 from moeconv.convert import convert
 from moeconv.errors import UnsupportedError
 from moeconv.jobs import Converted
@@ -45,8 +45,8 @@ def test_limits_are_kept_and_used(plan, workers, host, device):
         assert least.total <= budget.sizes.total
         assert budget.host_bytes <= host
         assert budget.device_bytes <= device
-        assert 1 <= budget.slots <= workers + 2
-        assert budget.slots == workers + 2 or host < (workers + 2) * least.total
+        assert 1 <= budget.slots <= limits.slots
+        assert budget.slots == limits.slots or host < limits.slots * least.total
         assert bool(budget.stations) == isinstance(kernels, DeviceKernels)
 
 
@@ -110,3 +110,10 @@ def test_experts_that_need_verbs_of_their_own(tmp_path, kind, flag):
     assert runs.tree(one) == expected
     some = converted("some", "--max-host-memory", "2MB", "--workers", "3")
     assert runs.tree(some) == expected
+
+
+def test_the_machine_decides_how_many_workers(monkeypatch):
+    for cores, workers in ((1, 2), (2, 2), (5, 2), (16, 8), (200, 16)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        assert default_workers() == workers
+    assert Limits(2).slots == 4

@@ -121,7 +121,12 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         help="Convert only these layers, for a trial; readers refuse the result unless asked.",
         show_default="all",
     ),
-    "workers": typer.Option("--workers", min=1, help="Threads that read, lay out and write."),
+    "workers": typer.Option(
+        "--workers",
+        min=1,
+        help="Threads that read, lay out and write.",
+        show_default="half of the cores, 2 to 16",
+    ),
     "family": FAMILY,
     "share": typer.Option(
         "--shard-of",
