@@ -18,7 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankTensor:
-    """An engine parameter of one rank: `spec.shape` starts with the rank's number of experts."""
+    """An engine parameter of one rank.
+
+    Attributes
+    ----------
+    prefix, layer, param
+        Path of the experts module in the checkpoint, its layer, and the engine's parameter.
+    spec
+        Dtype and shape in the engine, `[experts of the rank, …]`, padding included.
+    experts
+        Which of the layer's experts the rank holds.
+    placement
+        How each expert's bytes go from the file into the parameter.
+    pieces
+        The stored ranges of experts that hold them, in order.
+    """
 
     prefix: str
     layer: int
@@ -40,7 +54,11 @@ class RankTensor:
 
 
 class Rank:
-    """What one rank reads: every expected tensor exactly once."""
+    """What one rank reads: every expected tensor exactly once.
+
+    Made by `ConvertedDirectory.rank`. It reads from the directory's files, so only while that is
+    open; any number of threads may use it.
+    """
 
     def __init__(self, files: Files, tensors: tuple[RankTensor, ...]) -> None:
         self._files = files
