@@ -13,13 +13,14 @@ from moeconv.acceptance import check_engines, start_commands
 from moeconv.budget import budget_for
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.convert import convert
-from moeconv.errors import OutputError, VerifyError
+from moeconv.errors import OutputError, UnsupportedError, VerifyError
 from moeconv.experts import find_experts
 from moeconv.kernels import pick
 from moeconv.options import Options
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord, read_manifest
 from moeconv.output.place import check_apart, check_place
+from moeconv.output.remote import RemoteModel, is_repository
 from moeconv.pipeline import Moved
 from moeconv.plan import Plan, facts_entries, known_facts, plan_for
 from moeconv.preview import preview, surveyed, target_of
@@ -33,6 +34,7 @@ from moeconv.target import Wish, choose_layout, out_name
 from moeconv.traits import kinds_of, model_of
 from moeconv.uploads import Sent
 from moeconv.verify import Verified, bytes_to_move, check_files, verify
+from moeconv.verify_remote import verify_remote
 
 
 def run_convert(options: Options, wish: Wish) -> None:
@@ -161,15 +163,24 @@ def _done_bytes(plan: Plan, numbers: Iterable[int], directory: OutputDirectory) 
 
 
 def run_verify(
-    root: Path, *, read_data: bool, source: Path | None, device: str, as_json: bool
+    where: str, *, read_data: bool, source: Path | None, device: str, as_json: bool
 ) -> None:
-    """Verify, and say what was found."""
-    manifest = read_manifest(root)
+    """Verify a directory or a repository, and say what was found."""
+    root, result = Path(where), None
+    if is_repository(where) and not root.exists():
+        if source is not None:
+            message = f"`{where}` is on the Hub, and is not compared with a checkpoint from here"
+            raise UnsupportedError(message, hint="`hf download` it, then compare the copy")
+        model = RemoteModel(where)
+        manifest, where = model.manifest, f"{model.name}@{model.commit}"
+        events = verify_remote(model, read_data=read_data)
+    else:
+        manifest = read_manifest(root)
+        events = verify(root, pick(device), read_data=read_data, source=source)
     total = bytes_to_move(manifest, read_data=read_data, source=source is not None)
-    result: Verified | None = None
     with report.progress() as bar:
         task = bar.add_task("verifying", total=total)
-        for event in verify(root, pick(device), read_data=read_data, source=source):
+        for event in events:
             if isinstance(event, Verified):
                 result = event
             else:
@@ -179,12 +190,12 @@ def run_verify(
         raise VerifyError(message)
     if as_json:
         left_out = {"left_out": manifest.left_out}
-        report.emit({"event": "verified", "out": str(root), **asdict(result), **left_out})
+        report.emit({"event": "verified", "out": where, **asdict(result), **left_out})
         return
     if read_data or source:
-        report.good(f"`{root}` is as its manifest says")
+        report.good(f"`{where}` is as its manifest says")
     else:
-        report.good(f"`{root}` has the files and headers its manifest says; data not read")
+        report.good(f"`{where}` has the files and headers its manifest says; data not read")
     report.table(
         "",
         (

@@ -30,6 +30,7 @@ from moeconv.pipeline import Moved
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels
+    from moeconv.output.remote import RemoteModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def verify(
     lost: dict[str, int] = {}
     with Files(root) as files:
         if read_data:
-            for event in _check_digests(files, manifest):
+            for event in check_digests(files, manifest):
                 digests += not isinstance(event, Moved)
                 if isinstance(event, Moved):
                     yield event
@@ -120,7 +121,7 @@ def check_files(root: Path, manifest: Manifest) -> None:
         elif path.stat().st_size != entry.size:
             size = path.stat().st_size
             problems.append(f"`{entry.path}` has {size} bytes, expected {entry.size}")
-    _fail(problems)
+    fail(problems)
 
 
 def _check_structure(root: Path, manifest: Manifest) -> None:
@@ -131,8 +132,8 @@ def _check_structure(root: Path, manifest: Manifest) -> None:
         for entry in manifest.tensors
         if len(entry.xxh3) != entry.last - entry.first + 1
     ]
-    _fail(problems)
-    for file, entries in _by_file(manifest).items():
+    fail(problems)
+    for file, entries in by_file(manifest).items():
         try:
             _, refs = read_header(root, file)
         except SourceError as error:
@@ -149,17 +150,25 @@ def _check_structure(root: Path, manifest: Manifest) -> None:
         is_weight = path.name.removesuffix(".index.json").endswith(WEIGHT_SUFFIXES)
         if is_weight and name not in known and path.parts[len(root.parts)] != WORK_FOLDER:
             problems.append(f"`{name}` is not in `{MANIFEST_NAME}`")
-    _fail(problems)
+    fail(problems)
 
 
-def _fail(problems: list[str]) -> None:
+def fail(problems: list[str]) -> None:
+    """Raise the first of these problems, and say how many there are.
+
+    Raises
+    ------
+    VerifyError
+        There is one.
+    """
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         hint = "copy the directory again, or convert again with `--overwrite`"
         raise VerifyError(problems[0] + more, hint=hint)
 
 
-def _by_file(manifest: Manifest) -> dict[str, list[TensorEntry | WeightEntry]]:
+def by_file(manifest: Manifest) -> dict[str, list[TensorEntry | WeightEntry]]:
+    """Return the tensors of each file, in file order."""
     table: dict[str, list[TensorEntry | WeightEntry]] = defaultdict(list)
     for entry in manifest.entries():
         table[entry.file].append(entry)
@@ -168,12 +177,12 @@ def _by_file(manifest: Manifest) -> dict[str, list[TensorEntry | WeightEntry]]:
     return table
 
 
-def _check_digests(files: Files, manifest: Manifest) -> Iterator[Moved | str]:
+def check_digests(files: Files | RemoteModel, manifest: Manifest) -> Iterator[Moved | str]:
     """Compute every digest in one pass over each file; yield bytes, and each equal digest."""
-    by_file = _by_file(manifest)
+    tensors = by_file(manifest)
     for held in manifest.files:
         sha256 = hashlib.sha256()
-        entries = by_file.get(held.path, [])
+        entries = tensors.get(held.path, [])
         header_end = min((entry.begin for entry in entries), default=held.size)
         for chunk in _chunks(files, held.path, 0, header_end):
             sha256.update(chunk)
@@ -205,7 +214,7 @@ def _check_digests(files: Files, manifest: Manifest) -> Iterator[Moved | str]:
         yield held.sha256
 
 
-def _chunks(files: Files, name: str, begin: int, end: int) -> Iterator[memoryview]:
+def _chunks(files: Files | RemoteModel, name: str, begin: int, end: int) -> Iterator[memoryview]:
     buffer = np.empty(min(PIECE_BYTES, end - begin), np.uint8)
     for at in range(begin, end, max(buffer.nbytes, 1)):
         chunk = buffer[: min(buffer.nbytes, end - at)]

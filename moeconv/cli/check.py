@@ -17,7 +17,12 @@ verbs = typer.Typer()
     + EXIT_CODES
 )
 def verify(
-    converted: Annotated[Path, typer.Argument(metavar="OUT", help="A converted directory.")],
+    converted: Annotated[
+        str,
+        typer.Argument(
+            metavar="OUT", help="A converted directory, or ORG/NAME[@REVISION] on the Hub."
+        ),
+    ],
     *,
     read_data: Annotated[
         bool, typer.Option("--read-data", help="Read every byte and compare all digests.")
@@ -35,7 +40,10 @@ def verify(
         bool, typer.Option("--json", help="Print a JSON line to stdout, for machines.")
     ] = False,
 ) -> None:
-    """Check a converted directory: structure always, digests and source if asked."""
+    """Check a converted directory: structure always, digests and source if asked.
+
+    On the Hub, sizes and SHA-256 are those that it has of its files, and headers are read by range.
+    """
     from moeconv.commands import run_verify
 
     run_verify(converted, read_data=read_data, source=source, device=device, as_json=as_json)

@@ -14,7 +14,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import disable_progress_bars, get_session, httpx
 
-from moeconv.errors import OutputError
+from moeconv.errors import MoeconvError, OutputError
 
 _DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """On top of what the library itself repeats: a minute in which the Hub or the network is away."""
@@ -53,7 +53,7 @@ def be_patient() -> None:
     disable_progress_bars()
 
 
-def ask(what: str, call: Callable[[], _T]) -> _T:
+def ask(what: str, call: Callable[[], _T], kind: type[MoeconvError] = OutputError) -> _T:
     """Return what a call to the Hub returns; ask again where that helps.
 
     Parameters
@@ -62,11 +62,13 @@ def ask(what: str, call: Callable[[], _T]) -> _T:
         What is being done, for the message: as `create `org/name``.
     call
         The call; safe to repeat.
+    kind
+        What a refusal is: of what is written, or read.
 
     Raises
     ------
-    OutputError
-        The Hub refuses, or stays away.
+    MoeconvError
+        Of that kind: the Hub refuses, or stays away.
     """
     for delay_s in (*_DELAYS_S, None):
         try:
@@ -77,7 +79,7 @@ def ask(what: str, call: Callable[[], _T]) -> _T:
                 raise
             wait_s = _wait_s(cause, delay_s)
             if wait_s is None:
-                raise _words(what, cause) from error
+                raise _words(what, cause, kind) from error
         time.sleep(wait_s)
     raise AssertionError
 
@@ -103,20 +105,20 @@ def _wait_s(cause: Exception, delay_s: float | None) -> float | None:
     return min(float(said), _LONGEST_WAIT_S) if said.isdecimal() else delay_s
 
 
-def _words(what: str, cause: Exception) -> OutputError:
+def _words(what: str, cause: Exception, kind: type[MoeconvError]) -> MoeconvError:
     if isinstance(cause, LocalTokenNotFoundError):
-        return OutputError(f"cannot {what}: there is no token", hint=_LOGIN)
+        return kind(f"cannot {what}: there is no token", hint=_LOGIN)
     if isinstance(cause, OfflineModeIsEnabled):
         message = f"cannot {what}: `HF_HUB_OFFLINE` is set"
-        return OutputError(message, hint="unset it to reach the Hub")
+        return kind(message, hint="unset it to reach the Hub")
     if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code
         words, hint = _WORDS.get(status, _AWAY)
         said = cause.server_message or ""
         detail = f" ({status}: {' '.join(said.split())})" if said else f" ({status})"
-        return OutputError(f"cannot {what}: {words}{detail}", hint=hint)
+        return kind(f"cannot {what}: {words}{detail}", hint=hint)
     if isinstance(cause, ValueError):
         message = f"cannot {what}: {' '.join(str(cause).split())}"
-        return OutputError(message, hint="is there storage left?")
+        return kind(message, hint="is there storage left?")
     reason = str(cause) or type(cause).__name__
-    return OutputError(f"cannot {what}: {_AWAY[0]} ({reason})", hint=_AWAY[1])
+    return kind(f"cannot {what}: {_AWAY[0]} ({reason})", hint=_AWAY[1])

@@ -1,0 +1,65 @@
+"""Is it still true on the Hub? By its own metadata and range reads; nothing is downloaded whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moeconv.checkpoint.sidefiles import WEIGHT_SUFFIXES
+from moeconv.output.manifest import MANIFEST_NAME, FileEntry
+from moeconv.output.remote import RemoteModel
+from moeconv.pipeline import Moved
+from moeconv.verify import Verified, by_file, check_digests, fail
+
+
+def verify_remote(model: RemoteModel, *, read_data: bool = False) -> Iterator[Moved | Verified]:
+    """Verify a converted model on the Hub; yields bytes as they are done, the result last.
+
+    Sizes and SHA-256 of large files are compared with what the Hub says of them, which is what it
+    checks its own bytes against; headers are read, a range of each file.
+
+    Parameters
+    ----------
+    model
+        The model, at one commit.
+    read_data
+        Read every byte, and compute every digest again.
+
+    Raises
+    ------
+    SourceError
+        The Hub refuses, or stays away.
+    VerifyError
+        Something differs.
+    """
+    manifest = model.manifest
+    fail([problem for entry in manifest.files for problem in _file_problems(model, entry)])
+    problems = []
+    for file, entries in by_file(manifest).items():
+        said = {(e.name, e.dtype, e.shape, e.begin, e.end) for e in entries}
+        odd = sorted({name for name, *_ in model.header(file) ^ said})
+        problems += [f"`{name}` in `{file}` is not as `{MANIFEST_NAME}` says" for name in odd]
+    known = {entry.path for entry in manifest.files}
+    for name in sorted(set(model.tree) - known):
+        if name.removesuffix(".index.json").endswith(WEIGHT_SUFFIXES):
+            problems.append(f"`{name}` is not in `{MANIFEST_NAME}`")
+    fail(problems)
+    digests = sum(model.tree[entry.path].sha256 is not None for entry in manifest.files)
+    if read_data:
+        digests = 0
+        for event in check_digests(model, manifest):
+            if isinstance(event, Moved):
+                yield event
+            else:
+                digests += 1
+    count = len(manifest.tensors) + len(manifest.weights)
+    yield Verified(len(manifest.files), count, digests)
+
+
+def _file_problems(model: RemoteModel, entry: FileEntry) -> Iterator[str]:
+    held = model.tree.get(entry.path)
+    if held is None:
+        yield f"`{entry.path}` is missing"
+    elif held.size != entry.size:
+        yield f"`{entry.path}` has {held.size} bytes, expected {entry.size}"
+    elif held.sha256 not in {None, entry.sha256}:
+        yield f"`{entry.path}` has SHA-256 {held.sha256}, expected {entry.sha256}"

@@ -1,0 +1,96 @@
+"""A converted model is verified where it is, on the Hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from moeconv.cli import app
+from moeconv.errors import MoeconvError
+from tests import runs
+from tests.hub.state import FakeHub, Fault
+
+NAME = "org/converted"
+
+
+@pytest.fixture
+def published(hub: FakeHub, converted: Path) -> str:
+    return hub.store.add_folder(NAME, converted).oid
+
+
+def verify(*args: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(runs.invoke("verify", *args, "--json"))
+    return found
+
+
+def refused(*args: str) -> MoeconvError:
+    result = CliRunner().invoke(app, ["verify", *args])
+    assert isinstance(result.exception, MoeconvError), result.output
+    return result.exception
+
+
+def test_it_is_as_the_directory(hub: FakeHub, published: str, converted: Path):
+    here = {**verify(str(converted)), "out": "", "digests": 0}
+    there = verify(NAME)
+    assert {**there, "out": "", "digests": 0} == here
+    assert there["out"] == f"{NAME}@{published}"
+    sizes = sum(path.stat().st_size for path in converted.rglob("*.safetensors"))
+    assert sum(seen.sent for seen in hub.seen("GET", "/cdn/")) < sizes / 2
+
+
+def test_every_byte_is_read(hub: FakeHub, published: str, converted: Path):
+    here = verify(str(converted), "--read-data")
+    assert verify(f"{NAME}@main", "--read-data")["digests"] == here["digests"]
+
+
+def test_an_old_signature_is_renewed(hub: FakeHub, published: str):
+    hub.faults.append(Fault("GET", "/cdn/", skip=5, status=403))
+    assert verify(NAME, "--read-data")["tensors"]
+
+
+def test_what_differs_is_named(hub: FakeHub, published: str, converted: Path):
+    shard = next(converted.glob("experts/*.safetensors"))
+    name = str(shard.relative_to(converted))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    hub.store.add(NAME, {name: bytes(data)})
+    error = refused(NAME)
+    assert error.exit_code == 6
+    assert f"`{name}` has SHA-256" in str(error)
+    assert verify(f"{NAME}@{published}")["tensors"]
+    hub.store.add(NAME, {name: shard.read_bytes(), "model.safetensors": b"stray"})
+    assert "`model.safetensors` is not in" in str(refused(NAME))
+
+
+def test_bytes_that_are_not_what_the_hub_says(hub: FakeHub, published: str, converted: Path):
+    entry = next(
+        entry for path, entry in hub.store.repos[NAME].head.tree.items() if "experts/" in path
+    )
+    blob = hub.store.blob(entry.oid)
+    data = bytearray(blob.read_bytes())
+    data[-1] ^= 1
+    blob.write_bytes(data)
+    assert verify(NAME)["tensors"]
+    assert "is damaged" in str(refused(NAME, "--read-data"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("org/nothing", "neither a directory nor"),
+        (f"{NAME}@v9", "neither"),
+        ("org/plain", "is not"),
+    ],
+)
+def test_refusals_are_words(hub: FakeHub, published: str, name: str, words: str):
+    hub.store.add("org/plain", {"config.json": b"{}"})
+    error = refused(name)
+    assert words in str(error)
+    assert error.exit_code == 3
+
+
+def test_a_checkpoint_is_compared_with_a_copy(hub: FakeHub, published: str, source: Path):
+    assert "hf download" in str(refused(NAME, "--source", str(source)).hint)
