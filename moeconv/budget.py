@@ -15,7 +15,7 @@ from moeconv.errors import UnsupportedError
 from moeconv.jobs import Converted, Job
 from moeconv.layouts.verbs import DeviceKernels
 from moeconv.reading import scratch_for
-from moeconv.share import WHOLE, Share
+from moeconv.share import WHOLE, Share, ranks_here
 from moeconv.tensors import round_up
 
 if TYPE_CHECKING:
@@ -34,8 +34,11 @@ _STATIONS: Final = 3
 
 
 def default_workers() -> int:
-    """Return half of the cores that this process may use: the other half digests files."""
-    return min(_MOST_WORKERS, max(2, len(os.sched_getaffinity(0)) // 2))
+    """Return half of the cores that this process may use: the other half digests files.
+
+    Under `torchrun` the processes of a machine divide them.
+    """
+    return min(_MOST_WORKERS, max(2, len(os.sched_getaffinity(0)) // 2 // ranks_here()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,3 +78,9 @@ def own_gpu(env: Mapping[str, str] = os.environ) -> str:
     """Return the GPU of this process: one each under `torchrun`, else the first."""
     local = env.get("LOCAL_RANK", "")
     return f"cuda:{local if local.isdecimal() else 0}"
+
+
+def ranks_here(env: Mapping[str, str] = os.environ) -> int:
+    """Return how many processes of `torchrun` this machine's cores are for; 1 without it."""
+    count = env.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(count)) if count.isdecimal() else 1

@@ -116,4 +116,6 @@ def test_the_machine_decides_how_many_workers(monkeypatch):
     for cores, workers in ((1, 2), (2, 2), (5, 2), (16, 8), (200, 16)):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         assert default_workers() == workers
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert default_workers() == 12  # half of 200 cores, for eight ranks
     assert Limits(2).slots == 4

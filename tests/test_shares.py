@@ -21,7 +21,7 @@ from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord
 from moeconv.pipeline import Moved
-from moeconv.share import Share, launched, own_gpu, parse_share
+from moeconv.share import Share, launched, own_gpu, parse_share, ranks_here
 from tests import runs
 from tests.fp4.models import Model
 from tests.runs import Wanted
@@ -70,6 +70,8 @@ def test_torchrun_says_the_rank_and_the_gpu():
             launched({"RANK": rank, "WORLD_SIZE": size})
     assert own_gpu({}) == "cuda:0"
     assert own_gpu({"LOCAL_RANK": "5"}) == "cuda:5"
+    assert ranks_here({}) == ranks_here({"LOCAL_WORLD_SIZE": "0"}) == 1
+    assert ranks_here({"LOCAL_WORLD_SIZE": "8"}) == 8
 
 
 @pytest.mark.parametrize("share", [Share(0, 2), Share(1, 2), Share(2, 3)], ids=str)
