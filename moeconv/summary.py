@@ -189,6 +189,7 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
             ("read", report.size(run.bytes_read)),
             *_resumed(run.jobs_resumed),
             ("time", f"{seconds:.1f} s, {report.size(rate)}/s"),
+            ("laid out by", f"{run.kernels} on {run.device}"),
             ("peak memory", report.size(run.peak_rss_bytes)),
             *_peak(run.peak_device_bytes),
             *_extra(plan),

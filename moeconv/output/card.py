@@ -180,7 +180,7 @@ def _origin(manifest: Manifest, said: dict[str, object], *, has_source_card: boo
         ("revision", f"`{source.revision}`" if source.revision else "a local directory"),
         ("licence", str(said.get("license_name", said.get("license", "as the base model")))),
         ("made with", tools),
-        ("last run", f"{run.seconds:.0f} s on {run.device}, {run.workers} workers"),
+        ("last run", f"{run.seconds:.0f} s on {run.device} ({run.kernels}), {run.workers} workers"),
         ("peak memory", f"{run.peak_rss_bytes:,} bytes"),
         ("plan", f"`{manifest.plan_id}`"),
     )
