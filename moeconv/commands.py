@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from moeconv import report
@@ -13,6 +13,7 @@ from moeconv.acceptance import check_engines, start_commands
 from moeconv.budget import budget_for
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.convert import convert
+from moeconv.digests import Subset
 from moeconv.errors import OutputError, UnsupportedError, VerifyError
 from moeconv.experts import find_experts
 from moeconv.kernels import pick
@@ -26,8 +27,10 @@ from moeconv.plan import Plan, facts_entries, known_facts, plan_for
 from moeconv.preview import preview, surveyed, target_of
 from moeconv.pushing import Sink, sink_for
 from moeconv.recognition import pick_family
+from moeconv.restore import Restored, bytes_to_restore, restore
 from moeconv.seal import seal
 from moeconv.serving import open_converted
+from moeconv.sidecar import settle
 from moeconv.space import check_space, say_what_is_missing
 from moeconv.summary import Finished, show_result
 from moeconv.target import Wish, choose_layout, out_name
@@ -64,14 +67,14 @@ def run_convert(options: Options, wish: Wish) -> None:
         started_s = time.monotonic()
         kept = OutputDirectory.kept_facts(out, plan.id)
         if kept is not None:
-            plan = replace(plan, facts=known_facts(kept))
+            plan = settle(plan, checkpoint, known_facts(kept))
         plan = surveyed(plan, checkpoint, options.max_lost_share)
         OutputDirectory.check(out, plan.id, plan.identity, overwrite=options.overwrite)
         jobs, most = options.own_jobs(plan), options.max_disk_bytes
         check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)
         directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
         directory.keep_facts(facts_entries(plan.facts or {}))
-        sink.adopt(directory)
+        sink.adopt(directory, plan)
         events = convert(plan, checkpoint, directory, kernels, options.limits)
         manifest = _drive(sink.along(directory, events), plan, directory, options)
         if manifest is None:
@@ -163,7 +166,7 @@ def _done_bytes(plan: Plan, numbers: Iterable[int], directory: OutputDirectory) 
 
 
 def run_verify(
-    where: str, *, read_data: bool, source: Path | None, device: str, as_json: bool
+    where: str, *, read_data: Subset | None, source: Path | None, device: str, as_json: bool
 ) -> None:
     """Verify a directory or a repository, and say what was found."""
     root, result = Path(where), None
@@ -200,7 +203,7 @@ def run_verify(
         "",
         (
             ("files", f"{result.files} of the right size, {result.tensors} tensors in place"),
-            ("digests", f"{result.digests} equal" if read_data else "not read (--read-data)"),
+            ("digests", _digests(result.digests, read_data)),
             (
                 "source",
                 f"{result.sources} tensors compared, byte for byte"
@@ -217,6 +220,13 @@ def run_verify(
             ),
         ),
     )
+
+
+def _digests(equal: int, subset: Subset | None) -> str:
+    if subset is None:
+        return "not read (--read-data)"
+    part = f", part {subset.part} of {subset.of}" if subset.of > 1 else ""
+    return f"{equal} equal{part}"
 
 
 def run_rank(root: Path, *, tp: tuple[int, int], ep: tuple[int, int], as_json: bool) -> None:
@@ -256,3 +266,30 @@ def run_rank(root: Path, *, tp: tuple[int, int], ep: tuple[int, int], as_json: b
         )
         if converted.manifest.partial:
             report.warn(f"`{root}` holds only {converted.manifest.partial} of the model")
+
+
+def run_restore(root: Path, out: Path, *, device: str, as_json: bool) -> None:
+    """Write the source back, and say what was written."""
+    result: Restored | None = None
+    with report.progress() as bar:
+        task = bar.add_task("restoring", total=bytes_to_restore(read_manifest(root)))
+        for event in restore(root, pick(device), out):
+            if isinstance(event, Restored):
+                result = event
+            else:
+                bar.advance(task, event.nbytes)
+    if result is None:
+        message = "restoring ended without a result"
+        raise AssertionError(message)
+    if as_json:
+        report.emit({"event": "restored", "out": str(out), **asdict(result)})
+        return
+    report.good(f"restored to `{out}`: every byte is as it was converted")
+    there = f", {result.resumed} of which were there" if result.resumed else ""
+    report.table(
+        "",
+        (
+            ("weights", f"{result.files} files and indexes, {report.size(result.nbytes)}{there}"),
+            ("side files", str(result.side_files)),
+        ),
+    )

@@ -90,7 +90,8 @@ def convert(
     """
     if plan.facts is None:
         with reader_for(checkpoint) as reader:
-            plan = next(event for event in survey(plan, reader) if not isinstance(event, Moved))
+            events = survey(plan, checkpoint, reader)
+            plan = next(event for event in events if not isinstance(event, Moved))
     with directory.present():
         yield from _convert(plan, checkpoint, directory, kernels, limits)
         if not limits.share.only:

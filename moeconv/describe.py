@@ -12,16 +12,17 @@ from moeconv.output.manifest import (
     FORMAT,
     EngineEntry,
     FileEntry,
+    KeptEntry,
     LayoutEntry,
     Manifest,
+    SidecarEntry,
     SourceEntry,
     SourceFileEntry,
     TensorEntry,
     WeightEntry,
 )
-from moeconv.output.shard import arrange
-from moeconv.pipeline import METADATA
 from moeconv.plan import Plan, facts_entries, stack_entries
+from moeconv.sidecar import is_sidecar, sidecar_bytes
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
@@ -31,7 +32,7 @@ _TOOLS: Final = ("moeconv", "numpy", "torch", "safetensors", "flashinfer-python"
 
 def draft(plan: Plan, checkpoint: Checkpoint) -> Manifest:
     """Return the manifest of a conversion before it has run: all but digests, and how it went."""
-    tensors, weights, files = _entries(plan)
+    tensors, weights, kept = _entries(plan)
     target = plan.target
     return Manifest(
         format=FORMAT,
@@ -66,9 +67,10 @@ def draft(plan: Plan, checkpoint: Checkpoint) -> Manifest:
         stacks=stack_entries(plan),
         facts=facts_entries(plan.facts or {}),
         left_out=dict(plan.left_out),
+        restore=SidecarEntry(sidecar_bytes(plan), kept) if target.has_sidecar else None,
         tensors=tensors,
         weights=weights,
-        files=files,
+        files=tuple(FileEntry(job.file, job.arranged(plan.id).size, "") for job in plan.jobs),
         sources=(),
         run=together(()),
     )
@@ -76,14 +78,12 @@ def draft(plan: Plan, checkpoint: Checkpoint) -> Manifest:
 
 def _entries(
     plan: Plan,
-) -> tuple[tuple[TensorEntry, ...], tuple[WeightEntry, ...], tuple[FileEntry, ...]]:
-    """Return converted tensors, those that pass through, and shards in the order of the jobs."""
-    tensors, weights, files = [], [], []
+) -> tuple[tuple[TensorEntry, ...], tuple[WeightEntry, ...], tuple[KeptEntry, ...]]:
+    """Return converted tensors, those that pass through, and what the sidecar keeps."""
+    tensors, weights, kept = [], [], []
     for job in plan.jobs:
         by_name = {tensor.name: tensor for tensor in job.tensors}
-        layout = arrange({tensor.name: tensor.spec for tensor in job.tensors}, METADATA)
-        files.append(FileEntry(job.file, layout.size, ""))
-        for place in layout.entries:
+        for place in job.arranged(plan.id).entries:
             tensor, spec = by_name[place.name], place.spec
             held = (spec.dtype, spec.shape, job.file, place.begin, place.end)
             if isinstance(tensor, Converted):
@@ -91,9 +91,13 @@ def _entries(
                 prefix, param = tensor.stack.prefix, tensor.output.param
                 entry = TensorEntry(place.name, prefix, param, *held, first, last, tensor.rank, ())
                 tensors.append(entry)
+                continue
+            if is_sidecar(job.file):
+                ref = tensor.ref
+                kept.append(KeptEntry(place.name, *held, "", ref.file, ref.begin))
             else:
                 weights.append(WeightEntry(place.name, *held, ""))
-    return tuple(tensors), tuple(weights), tuple(files)
+    return tuple(tensors), tuple(weights), tuple(kept)
 
 
 def _version(name: str) -> str:

@@ -171,8 +171,10 @@ class ConvertedSight:
         What it serves, of 1, 2, 4, 8, 16 and 32.
     flushed, negative
         Block scales that became zero, and those below zero or NaN, of `scales`.
+    restore_bytes
+        Bytes that restoring the source needs beside these; `None` where it cannot be restored.
     left_out
-        How many source tensors of each part are not here.
+        How many source tensors of each part are in no file that an engine reads.
     tools
         Versions of what took part.
     """
@@ -186,6 +188,7 @@ class ConvertedSight:
     family: str
     expert_bytes: int
     other_bytes: int
+    restore_bytes: int | None
     files: int
     tp_sizes: tuple[int, ...]
     ep_sizes: tuple[int, ...]

@@ -230,6 +230,7 @@ def _converted(root: Path, manifest: Manifest) -> Inspection:
             family=manifest.source.family,
             expert_bytes=sum(sizes.values()),
             other_bytes=sum(weight.end - weight.begin for weight in manifest.weights),
+            restore_bytes=manifest.restore.nbytes if manifest.restore else None,
             files=len(manifest.files),
             tp_sizes=_common(stack.tp_sizes for stack in stacks),
             ep_sizes=tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,21 +12,18 @@ import numpy as np
 from moeconv.budget import PIECE_BYTES, expert_sizes
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.checkpoint.reader import Reader, reader_for
-from moeconv.errors import UnsupportedError, VerifyError
+from moeconv.errors import VerifyError
 from moeconv.jobs import Converted, Passthrough
 from moeconv.kernels.scalars import source_scale
-from moeconv.layouts import find_layout
 from moeconv.layouts.verbs import GlobalScale, is_lossless
-from moeconv.output.manifest import TensorEntry, WeightEntry
+from moeconv.origin import locate, plan_again
 from moeconv.pipeline import Moved
-from moeconv.plan import Target, known_facts, make_plan, stack_entries
 from moeconv.reading import read_matrix
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels, Verb
     from moeconv.output.files import Files
     from moeconv.output.manifest import Manifest
-    from moeconv.plan import Known, Plan
     from moeconv.tensors import Bytes
 
 _TWO = "one of the two is damaged, or they do not belong together"
@@ -56,18 +53,15 @@ def compare_with_source(
         It is another checkpoint, or some bytes differ.
     """
     checkpoint = open_checkpoint(source)
-    plan = replace(
-        make_plan(checkpoint, target_of(manifest), manifest.source.family),
-        facts=_facts(manifest),
-    )
-    where = _locations(manifest, plan, source)
+    plan = plan_again(manifest, checkpoint)
+    where = locate(manifest, plan, source)
     sizes = expert_sizes(plan.jobs)
     wanted = sizes.source, sizes.source, sizes.scratch, sizes.out
     buffers = _Buffers(*(np.empty(size, np.uint8) for size in wanted))
     with reader_for(checkpoint) as reader:
         check = _Check(files, reader, kernels, buffers)
-        for tensor in (tensor for job in plan.jobs for tensor in job.tensors):
-            file, begin = where[tensor.name]
+        for file, tensor in ((job.file, tensor) for job in plan.jobs for tensor in job.tensors):
+            begin = where[file, tensor.name]
             if isinstance(tensor, Passthrough):
                 yield from _compare_bytes(files, reader, tensor, file, begin)
                 continue
@@ -124,77 +118,6 @@ class _Check:
         elif not np.array_equal(inverted, expected):
             raise _difference(tensor, expert, inverted, expected)
         yield Moved(stored.size)
-
-
-def _facts(manifest: Manifest) -> Known:
-    experts = {stack.prefix: stack.experts for stack in manifest.stacks}
-    for entry in manifest.facts:
-        if len(entry.ratios) not in {0, experts.get(entry.prefix)}:
-            message = f"the manifest holds {len(entry.ratios)} scale ratios of `{entry.prefix}`"
-            raise VerifyError(message, hint="the manifest was changed; convert again")
-    return known_facts(manifest.facts)
-
-
-def target_of(manifest: Manifest) -> Target:
-    """Return the target that a manifest was made for.
-
-    Raises
-    ------
-    UnsupportedError
-        Its layout is not known to this version.
-    VerifyError
-        It does not say what the bytes were decided by.
-    """
-    entry = manifest.layout
-    unsaid = {"global scales", "layers", "max shard size"} - manifest.plan.keys()
-    if unsaid:
-        message = f"the manifest's plan does not say `{min(unsaid)}`"
-        raise VerifyError(message)
-    reconciles = manifest.plan["global scales"] == "largest"
-    layout = find_layout(entry.id, manifest.dtype, reconciles=reconciles)
-    if layout is None or layout.version != entry.version:
-        message = f"the layout {entry.id} version {entry.version} is not known to this moeconv"
-        raise UnsupportedError(message, hint="install the moeconv that wrote it")
-    layers = manifest.plan["layers"]
-    first, _, last = layers.partition("-")
-    return Target(
-        layout,
-        entry.fingerprint,
-        entry.tp,
-        int(manifest.plan["max shard size"]),
-        None if layers == "all" else (int(first), int(last)),
-        reconciles,
-    )
-
-
-def _locations(manifest: Manifest, plan: Plan, source: Path) -> dict[str, tuple[str, int]]:
-    """Return where each tensor of the plan is; the manifest must hold exactly these."""
-    if manifest.stacks != stack_entries(plan):
-        message = f"`{source}` is not what was converted: the manifest has other layers or sizes"
-        raise VerifyError(message, hint=f"it was made from `{manifest.source.name}`")
-    held = {entry.name: _said(entry) for entry in manifest.entries()}
-    planned = {tensor.name: _meant(tensor) for job in plan.jobs for tensor in job.tensors}
-    odd = sorted(name for name in {*held, *planned} if held.get(name) != planned.get(name))
-    if odd:
-        message = f"`{source}` is not what was converted: `{odd[0]}` differs"
-        message += f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
-        raise VerifyError(message, hint=f"it was made from `{manifest.source.name}`")
-    return {entry.name: (entry.file, entry.begin) for entry in manifest.entries()}
-
-
-def _said(entry: TensorEntry | WeightEntry) -> tuple[object, ...]:
-    if isinstance(entry, WeightEntry):
-        return entry.dtype, entry.shape
-    where = (entry.prefix, entry.param, entry.rank, entry.first, entry.last)
-    return entry.dtype, entry.shape, *where
-
-
-def _meant(tensor: Converted | Passthrough) -> tuple[object, ...]:
-    spec = (tensor.spec.dtype, tensor.spec.shape)
-    if isinstance(tensor, Passthrough):
-        return spec
-    first, last = tensor.experts[0], tensor.experts[-1]
-    return *spec, tensor.stack.prefix, tensor.output.param, tensor.rank, first, last
 
 
 def _compare_bytes(

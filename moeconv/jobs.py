@@ -5,12 +5,13 @@ A `Job` is one shard: the unit of work, of commit, of resume and of parallelism.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from moeconv.checkpoint.types import Part, TensorRef
 from moeconv.layouts.layout import Matrix, Output, Slice
+from moeconv.output.shard import ShardLayout, arrange, shard_metadata
 from moeconv.stacks import Stack
 from moeconv.tensors import TensorSpec
 
@@ -81,6 +82,32 @@ class Job:
     def nbytes(self) -> int:
         """Bytes of tensor data."""
         return sum(tensor.spec.nbytes for tensor in self.tensors)
+
+    def arranged(self, plan_id: str) -> ShardLayout:
+        """Return where everything in the shard goes."""
+        specs = {tensor.name: tensor.spec for tensor in self.tensors}
+        return arrange(specs, shard_metadata(plan_id))
+
+
+def pass_on(refs: Iterable[TensorRef], stem: str, most_bytes: int) -> Iterator[Job]:
+    """Yield shards `<stem>-1-of-N` of tensors that keep their bytes, in the order given.
+
+    A shard has at most `most_bytes`, but for one tensor that is larger.
+    """
+    shards: list[list[TensorRef]] = [[]]
+    size = 0
+    for ref in refs:
+        if shards[-1] and size + ref.spec.nbytes > most_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(ref)
+        size += ref.spec.nbytes
+    for i, shard in enumerate(shards):
+        if shard:
+            yield Job(
+                f"{stem}-{i + 1:05}-of-{len(shards):05}.safetensors",
+                tuple(Passthrough(ref) for ref in shard),
+            )
 
 
 def places(stack: Stack, matrix: Matrix, cut: Slice, expert: int) -> Iterator[Place]:

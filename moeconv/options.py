@@ -46,6 +46,8 @@ class Options:
         processes.
     dry_run
         Show the plan, write nothing.
+    sidecar
+        Keep what restoring the source needs.
     overwrite
         Replace what moeconv wrote to `out`.
     as_json
@@ -70,6 +72,7 @@ class Options:
     family: str | None = None
     share: Share | None = None
     dry_run: bool = False
+    sidecar: bool = True
     overwrite: bool = False
     as_json: bool = False
     max_lost_share: float = 0.01

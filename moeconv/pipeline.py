@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import xxhash
 
@@ -21,20 +21,16 @@ from moeconv.budget import Limits, budget_for
 from moeconv.checkpoint.reader import Reader
 from moeconv.jobs import Converted, Job, Passthrough
 from moeconv.output.manifest import WRITTEN, ShardRecord, SourceDigest, TensorRecord
-from moeconv.output.shard import Entry, ShardWriter, arrange
+from moeconv.output.shard import Entry, ShardWriter
 from moeconv.plan import Plan
 from moeconv.reading import read_matrix
 from moeconv.ring import Ring, Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from moeconv.layouts.verbs import Kernels, Verb
     from moeconv.tensors import Bytes
-
-METADATA: Final[Mapping[str, str]] = {"format": "pt"}
-"""What readers of safetensors expect in a header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +121,7 @@ class Pipeline:
 
         Several shards may be filled at once, each by a thread of its own.
         """
-        layout = arrange({tensor.name: tensor.spec for tensor in job.tensors}, METADATA)
+        layout = job.arranged(self._plan.id)
         tensors = {tensor.name: tensor for tensor in job.tensors}
         pending: deque[_Pending] = deque()
         book = _Book()

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from moeconv.checkpoint.types import Checkpoint, TensorRef
+from moeconv.checkpoint.types import Checkpoint
 from moeconv.errors import UnsupportedError
 from moeconv.experts import find_experts
 from moeconv.fitting import fit, served_tp
-from moeconv.jobs import Converted, Job, Passthrough
+from moeconv.jobs import Converted, Job, pass_on
 from moeconv.layouts.layout import Facts, Layout, Slice
 from moeconv.layouts.verbs import Verb
 from moeconv.output.manifest import FactsEntry, StackEntry
@@ -46,6 +46,8 @@ class Target:
         The layers to convert, for a trial; `None` for all.
     reconciles
         The layout folds differing global scales into the larger one.
+    sidecar
+        What the layout cannot give back is kept beside it, where the whole model is converted.
     """
 
     layout: Layout
@@ -54,6 +56,12 @@ class Target:
     max_shard_bytes: int = DEFAULT_SHARD_BYTES
     layers: tuple[int, int] | None = None
     reconciles: bool = False
+    sidecar: bool = True
+
+    @property
+    def has_sidecar(self) -> bool:
+        """Whether the source can be restored: of some layers alone it cannot."""
+        return self.sidecar and self.layers is None
 
 
 Known: TypeAlias = "Mapping[tuple[str, int | None], Facts]"
@@ -79,7 +87,8 @@ class Plan:
     left_out
         How many source tensors of each part the layout has no use for, by part.
     facts
-        What a survey found of each stack and rank; `None` until it was made.
+        What a survey found of each stack and rank; `None` until it was made. Only then are the
+        shards of the sidecar among the jobs.
     """
 
     id: str
@@ -96,9 +105,9 @@ class Plan:
 
     def verb(self, tensor: Converted, expert: int) -> Verb:
         """Return what lays out one expert, by what the survey found of its layer."""
-        if not self.facts:
+        facts = (self.facts or {}).get((tensor.stack.prefix, tensor.rank))
+        if facts is None:
             return tensor.output.verb
-        facts = self.facts[tensor.stack.prefix, tensor.rank]
         return self.target.layout.bind(tensor.output, facts, expert)
 
     @property
@@ -144,6 +153,7 @@ def known_facts(entries: Iterable[FactsEntry]) -> Known:
             entry.negative,
             entry.differing,
             entry.ratios,
+            entry.lossy,
         )
         for entry in entries
     }
@@ -246,24 +256,14 @@ def _weight_jobs(checkpoint: Checkpoint, taken: Iterable[Stack], target: Target)
     converted = frozenset[str]().union(*(stack.names for stack in taken))
     left = [ref for ref in checkpoint.tensors.values() if ref.name not in converted]
     left.sort(key=lambda ref: (ref.file, ref.begin))
-    shards: list[list[TensorRef]] = [[]]
-    size = 0
-    for ref in left:
-        if shards[-1] and size + ref.spec.nbytes > target.max_shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(ref)
-        size += ref.spec.nbytes
-    for i, refs in enumerate(shards):
-        if refs:
-            yield Job(
-                f"weights/weights-{i + 1:05}-of-{len(shards):05}.safetensors",
-                tuple(Passthrough(ref) for ref in refs),
-            )
+    yield from pass_on(left, "weights/weights", target.max_shard_bytes)
 
 
 def _identity(checkpoint: Checkpoint, target: Target, family: Family) -> dict[str, str]:
-    files = [[f.name, f.size, f.header_sha256, f.sha256 or f.probe_xxh3] for f in checkpoint.files]
+    files: list[list[str | int | None]] = [
+        [f.name, f.size, f.header_sha256, f.sha256 or f.probe_xxh3] for f in checkpoint.files
+    ]
+    files += [[name, size] for name, size in checkpoint.indexes.items()]
     config = json.dumps(checkpoint.config, sort_keys=True)
     layers = "all" if target.layers is None else "{}-{}".format(*target.layers)
     return {
@@ -279,4 +279,5 @@ def _identity(checkpoint: Checkpoint, target: Target, family: Family) -> dict[st
         "tp": "any" if target.tp is None else str(target.tp),
         "max shard size": str(target.max_shard_bytes),
         "layers": layers,
+        "sidecar": "yes" if target.has_sidecar else "no",
     }

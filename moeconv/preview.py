@@ -81,6 +81,7 @@ def target_of(options: Options, wish: Wish, layout: Layout, kernels: Kernels) ->
         options.max_shard_bytes,
         None if options.layers is None else (options.layers[0], options.layers[-1]),
         wish.reconciles,
+        options.sidecar,
     )
 
 
@@ -96,7 +97,7 @@ def surveyed(plan: Plan, checkpoint: Checkpoint, max_lost_share: float) -> Plan:
         with report.progress() as bar, reader_for(checkpoint) as reader:
             nbytes = surveyed_bytes(plan)
             task = bar.add_task("surveying scales", total=nbytes, visible=nbytes > 0)
-            for event in survey(plan, reader):
+            for event in survey(plan, checkpoint, reader):
                 if isinstance(event, Plan):
                     plan = event
                 else:

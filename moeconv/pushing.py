@@ -15,8 +15,6 @@ from moeconv.output.alone import alone
 from moeconv.output.card import Serving, carried, write_card
 from moeconv.output.hub import Destination, Repository
 from moeconv.output.manifest import SOURCE_CARD, Manifest, ShardRecord, read_manifest
-from moeconv.output.shard import arrange
-from moeconv.pipeline import METADATA
 from moeconv.publish import (
     Content,
     Published,
@@ -47,7 +45,7 @@ class Keep:
         del checkpoint
         return False
 
-    def adopt(self, directory: OutputDirectory) -> None:
+    def adopt(self, directory: OutputDirectory, plan: Plan) -> None:
         """Nothing was done anywhere else."""
 
     def along(self, directory: OutputDirectory, events: Iterable[_T]) -> Iterable[_T]:
@@ -112,8 +110,12 @@ class Push:
         _show(published, as_json=self._as_json)
         return True
 
-    def adopt(self, directory: OutputDirectory) -> None:
-        """Take over what earlier runs, here or elsewhere, brought to the Hub."""
+    def adopt(self, directory: OutputDirectory, plan: Plan) -> None:
+        """Take over what earlier runs, here or elsewhere, brought to the Hub.
+
+        The plan is the one given before, with all its shards by now.
+        """
+        self._plan = plan
         directory.is_published = True
         adopt(directory, [job.file for job in self._plan.jobs], self._repository)
 
@@ -246,10 +248,7 @@ def _card(name: str, root: Path, manifest: Manifest) -> bytes:
 def _bound(plan: Plan, max_disk_bytes: int | None) -> Bound | None:
     if max_disk_bytes is None:
         return None
-    sizes = {
-        job.file: arrange({tensor.name: tensor.spec for tensor in job.tensors}, METADATA).size
-        for job in plan.jobs
-    }
+    sizes = {job.file: job.arranged(plan.id).size for job in plan.jobs}
     largest = max(sizes, key=lambda file: sizes[file])
     if sizes[largest] > max_disk_bytes:
         message = (

@@ -120,6 +120,10 @@ def _converted_rows(sight: ConvertedSight, groups: Iterable[Group]) -> Iterator[
         )
     for part, count in sight.left_out.items():
         yield "left out", f"{count} {part} tensors, which the kernel does not read"
+    can = "cannot be restored"
+    if sight.restore_bytes is not None:
+        can = f"can be restored, with {size(sight.restore_bytes)} more in restore/"
+    yield "source", can
     yield "made by", ", ".join(f"{name} {version}" for name, version in sight.tools.items())
 
 

@@ -12,6 +12,7 @@ from moeconv.fitting import served_tp
 from moeconv.jobs import Converted
 from moeconv.output.place import free_bytes
 from moeconv.plan import Plan
+from moeconv.sidecar import sidecar_bytes
 from moeconv.survey import total
 
 if TYPE_CHECKING:
@@ -48,13 +49,14 @@ def show_plan(
         "tp_sizes": _tp_sizes(plan),
         "shards": len(plan.jobs),
         "expert_bytes": expert_bytes,
-        "other_bytes": plan.nbytes - expert_bytes,
+        "other_bytes": plan.nbytes - expert_bytes - sidecar_bytes(plan),
+        "sidecar_bytes": sidecar_bytes(plan),
         "other_experts": plan.extra_experts,
         "left_layers": len(plan.left_stacks),
         "left_out": dict(plan.left_out),
         "scales": asdict(total(plan.facts or {})),
         "facts": [
-            {"prefix": prefix, "rank": rank, **asdict(replace(fact, ratios=()))}
+            {"prefix": prefix, "rank": rank, **asdict(replace(fact, ratios=(), lossy=()))}
             for (prefix, rank), fact in (plan.facts or {}).items()
         ],
         "dtype": plan.target.layout.dtype,
@@ -80,7 +82,8 @@ def show_plan(
             ("serves", _serves(plan)),
             ("shards", f"{len(plan.jobs)}, {report.size(plan.nbytes)}"),
             ("of it experts", report.size(expert_bytes)),
-            ("passes through", report.size(plan.nbytes - expert_bytes)),
+            ("passes through", report.size(plan.nbytes - expert_bytes - sidecar_bytes(plan))),
+            ("for restore", _sidecar(plan)),
             *_extra(plan),
             ("buffers", report.size(cost.buffer_bytes)),
             ("peak memory", f"{report.size(cost.host_bytes)}, an estimate"),
@@ -132,7 +135,8 @@ def _extra(plan: Plan) -> Iterator[tuple[str, str]]:
         schemes = ", ".join(sorted({stack.scheme.name for stack in plan.left_stacks}))
         yield "as they are", f"{len(plan.left_stacks)} layers of {schemes} experts"
     for part, count in plan.left_out.items():
-        yield "left out", f"{count} {part} tensors, which the kernel does not read"
+        where = "in restore/ only" if plan.target.has_sidecar else "not kept"
+        yield "left out", f"{count} {part} tensors, which the kernel does not read: {where}"
     totals = total(plan.facts or {})
     if totals.scales:
         yield (
@@ -146,6 +150,12 @@ def _extra(plan: Plan) -> Iterator[tuple[str, str]]:
             {factor for facts in (plan.facts or {}).values() for factor in facts.factors}
         )
         yield "factors", ", ".join(f"{factor:g}" for factor in factors)
+
+
+def _sidecar(plan: Plan) -> str:
+    if plan.target.has_sidecar:
+        return f"{report.size(sidecar_bytes(plan))}, which no engine reads"
+    return "nothing: the source cannot be restored"
 
 
 def _resumed(jobs: int) -> Iterator[tuple[str, str]]:
@@ -192,6 +202,7 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
             ("laid out by", f"{run.kernels} on {run.device}"),
             ("peak memory", report.size(run.peak_rss_bytes)),
             *_peak(run.peak_device_bytes),
+            ("for restore", _sidecar(plan)),
             *_extra(plan),
             *((("note", _NATIVE_FP4),) if "fp4" in plan.target.layout.id else ()),
             *_next(finished),

@@ -6,7 +6,7 @@ Reads block and global scales only, once, for layouts that ask for it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,15 +14,19 @@ import numpy as np
 from moeconv.errors import SourceError, UnsupportedError
 from moeconv.jobs import Converted, places
 from moeconv.kernels.marlin import count_bytes
+from moeconv.kernels.scalars import are_powers
 from moeconv.layouts.layout import Facts, Slice, Survey
 from moeconv.pipeline import Moved
 from moeconv.plan import Known, Plan
 from moeconv.reading import read_matrix, scratch_for
+from moeconv.sidecar import settle
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.reader import Reader
-    from moeconv.layouts.layout import Matrix
+    from moeconv.checkpoint.types import Checkpoint
+    from moeconv.layouts.layout import Counts, Floats, Matrix
     from moeconv.stacks import Stack
+    from moeconv.tensors import Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,8 @@ def surveyed_bytes(plan: Plan) -> int:
     )
 
 
-def survey(plan: Plan, reader: Reader) -> Iterator[Moved | Plan]:
-    """Survey every layer to be converted; yields bytes as they are read, the plan with facts last.
+def survey(plan: Plan, checkpoint: Checkpoint, reader: Reader) -> Iterator[Moved | Plan]:
+    """Survey every layer to be converted; yields bytes as they are read, the settled plan last.
 
     Raises
     ------
@@ -55,27 +59,41 @@ def survey(plan: Plan, reader: Reader) -> Iterator[Moved | Plan]:
     """
     known: dict[tuple[str, int | None], Facts] = {}
     for stack, rank, cut in _cuts(plan):
-        layout = plan.target.layout
-        counts, scales = {}, {}
-        for matrix in layout.surveyed(stack.geometry, cut):
-            name = matrix.projections[0]
-            if matrix.part == "global_scale":
-                scales[name] = np.empty(stack.geometry.experts, np.float32)
-            else:
-                counts[name] = np.zeros((stack.geometry.experts, 256), np.int64)
+        matrices = plan.target.layout.surveyed(stack.geometry, cut)
+        seen = _Seen({}, {}, {})
+        for matrix in matrices:
             for expert in range(stack.geometry.experts):
                 values = _read(reader, stack, matrix, cut, expert)
-                if matrix.part == "global_scale":
-                    scales[name][expert] = values.view(np.float32)[0, 0]
-                else:
-                    counts[name][expert] = count_bytes(values)
+                seen.note(stack, matrix, expert, values)
                 yield Moved(matrix.nbytes)
-        if counts:
-            found = Survey(counts, scales, stack.geometry.reciprocal)
+        if matrices:
+            inexact = {name: tuple(experts) for name, experts in seen.inexact.items()}
+            found = Survey(seen.counts, seen.scales, stack.geometry.reciprocal, inexact)
             if plan.target.reconciles:
                 _check_comparable(stack, found)
-            known[stack.prefix, rank] = layout.survey(found)
-    yield replace(plan, facts=known)
+            known[stack.prefix, rank] = plan.target.layout.survey(found)
+    yield settle(plan, checkpoint, known)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was read of a layer so far: the fields of `Survey`, while they grow."""
+
+    counts: dict[str, Counts]
+    scales: dict[str, Floats]
+    inexact: dict[str, list[int]]
+
+    def note(self, stack: Stack, matrix: Matrix, expert: int, values: Bytes) -> None:
+        """Take in the scales of one expert."""
+        (name,), experts = matrix.projections, stack.geometry.experts
+        if matrix.part == "global_scale":
+            scales = self.scales.setdefault(name, np.empty(experts, np.float32))
+            scales[expert] = values.view(np.float32)[0, 0]
+        elif stack.geometry.scale_bytes == 1:
+            counts = self.counts.setdefault(name, np.zeros((experts, 256), np.int64))
+            counts[expert] = count_bytes(values)
+        elif not are_powers(values, stack.geometry.scale_bytes):
+            self.inexact.setdefault(name, []).append(expert)
 
 
 def total(known: Known) -> Totals:
@@ -137,9 +155,7 @@ def _cuts(plan: Plan) -> Iterator[tuple[Stack, int | None, Slice]]:
                 yield tensor.stack, tensor.rank, tensor.cut
 
 
-def _read(
-    reader: Reader, stack: Stack, matrix: Matrix, cut: Slice, expert: int
-) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def _read(reader: Reader, stack: Stack, matrix: Matrix, cut: Slice, expert: int) -> Bytes:
     where = tuple(places(stack, matrix, cut, expert))
     values = np.empty(matrix.shape, np.uint8)
     scratch = np.empty(scratch_for(where, matrix), np.uint8)

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterator
+import os
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import xxhash
-
-from moeconv.budget import PIECE_BYTES
-from moeconv.checkpoint.header import read_header
+from moeconv.checkpoint.header import PREFIX_BYTES, read_header
 from moeconv.checkpoint.sidefiles import WEIGHT_SUFFIXES
+from moeconv.digests import Subset, by_file, check_digests, check_sha256
 from moeconv.errors import SourceError, VerifyError
 from moeconv.inverse import compare_with_source
 from moeconv.output.files import Files
 from moeconv.output.manifest import (
     MANIFEST_NAME,
     WORK_FOLDER,
+    Entry,
     Manifest,
-    TensorEntry,
-    WeightEntry,
+    check_unchanged,
     read_manifest,
 )
+from moeconv.output.shard import arrange, shard_metadata
+from moeconv.paths import open_regular
 from moeconv.pipeline import Moved
+from moeconv.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels
-    from moeconv.output.remote import RemoteModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +55,18 @@ class Verified:
     lost: dict[str, int] = field(default_factory=dict)
 
 
-def bytes_to_move(manifest: Manifest, *, read_data: bool, source: bool) -> int:
-    """Return how many bytes a verification reads from the directory."""
-    return sum(entry.size for entry in manifest.files) * (int(read_data) + int(source))
+def bytes_to_move(manifest: Manifest, *, read_data: Subset | None, source: bool) -> int:
+    """Return about how many bytes a verification reads from the directory."""
+    size = sum(entry.size for entry in manifest.files)
+    return (size // read_data.of if read_data else 0) + size * int(source)
 
 
 def verify(
-    root: Path, kernels: Kernels, *, read_data: bool = False, source: Path | None = None
+    root: Path,
+    kernels: Kernels,
+    *,
+    read_data: Subset | None = None,
+    source: Path | None = None,
 ) -> Iterator[Moved | Verified]:
     """Verify a converted directory; yields bytes as they are done, the result last.
 
@@ -73,7 +77,7 @@ def verify(
     kernels
         What inverts the layout.
     read_data
-        Compute every digest again.
+        Compute these digests again; `None` for none.
     source
         Compare the inverse of every tensor with this checkpoint, byte for byte.
 
@@ -85,12 +89,13 @@ def verify(
         Something differs.
     """
     manifest = read_manifest(root)
+    check_unchanged(root)
     _check_structure(root, manifest)
     digests = sources = 0
     lost: dict[str, int] = {}
     with Files(root) as files:
         if read_data:
-            for event in check_digests(files, manifest):
+            for event in check_digests(files, manifest, read_data):
                 digests += not isinstance(event, Moved)
                 if isinstance(event, Moved):
                     yield event
@@ -101,7 +106,7 @@ def verify(
                 elif found.nbytes:
                     lost[found.part] = lost.get(found.part, 0) + found.nbytes
             sources = len({digest.name for digest in manifest.sources}) + len(manifest.weights)
-    count = len(manifest.tensors) + len(manifest.weights)
+    count = sum(1 for _ in manifest.entries())
     yield Verified(len(manifest.files), count, digests, sources, lost)
 
 
@@ -133,9 +138,11 @@ def _check_structure(root: Path, manifest: Manifest) -> None:
         if len(entry.xxh3) != entry.last - entry.first + 1
     ]
     fail(problems)
-    for file, entries in by_file(manifest).items():
+    shards = by_file(manifest)
+    _check_side_files(root, manifest, shards)
+    for file, entries in shards.items():
         try:
-            _, refs = read_header(root, file)
+            header, refs = read_header(root, file)
         except SourceError as error:
             raise VerifyError(str(error), hint=error.hint) from error
         found = {
@@ -144,6 +151,9 @@ def _check_structure(root: Path, manifest: Manifest) -> None:
         said = {(e.name, e.dtype, e.shape, e.begin, e.end) for e in entries}
         odd = sorted({name for name, *_ in found ^ said})
         problems += [f"`{name}` in `{file}` is not as `{MANIFEST_NAME}` says" for name in odd]
+        expected = _header_sha256(entries, manifest.plan_id)
+        if not odd and header.header_sha256 != expected:
+            problems.append(f"`{file}` has a changed header, or is of another conversion")
     known = {entry.path for entry in manifest.files}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -151,6 +161,25 @@ def _check_structure(root: Path, manifest: Manifest) -> None:
         if is_weight and name not in known and path.parts[len(root.parts)] != WORK_FOLDER:
             problems.append(f"`{name}` is not in `{MANIFEST_NAME}`")
     fail(problems)
+
+
+def _check_side_files(root: Path, manifest: Manifest, shards: Container[str]) -> None:
+    """Compare the digests of small files: what a changed config or tokenizer does is not small."""
+    for entry in manifest.files:
+        if entry.path not in shards:
+            try:
+                with os.fdopen(open_regular(root / entry.path), "rb") as file:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                message = f"`{entry.path}` cannot be read: {error.strerror}"
+                raise VerifyError(message) from error
+            check_sha256(entry, found)
+
+
+def _header_sha256(entries: Iterable[Entry], plan_id: str) -> str:
+    """Return the digest of the header that the writer gives to a shard of these tensors."""
+    specs = {entry.name: TensorSpec(entry.dtype, entry.shape) for entry in entries}
+    return hashlib.sha256(arrange(specs, shard_metadata(plan_id)).header[PREFIX_BYTES:]).hexdigest()
 
 
 def fail(problems: list[str]) -> None:
@@ -165,58 +194,3 @@ def fail(problems: list[str]) -> None:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         hint = "copy the directory again, or convert again with `--overwrite`"
         raise VerifyError(problems[0] + more, hint=hint)
-
-
-def by_file(manifest: Manifest) -> dict[str, list[TensorEntry | WeightEntry]]:
-    """Return the tensors of each file, in file order."""
-    table: dict[str, list[TensorEntry | WeightEntry]] = defaultdict(list)
-    for entry in manifest.entries():
-        table[entry.file].append(entry)
-    for entries in table.values():
-        entries.sort(key=lambda entry: (entry.begin, entry.end))
-    return table
-
-
-def check_digests(files: Files | RemoteModel, manifest: Manifest) -> Iterator[Moved | str]:
-    """Compute every digest in one pass over each file; yield bytes, and each equal digest."""
-    tensors = by_file(manifest)
-    for held in manifest.files:
-        sha256 = hashlib.sha256()
-        entries = tensors.get(held.path, [])
-        header_end = min((entry.begin for entry in entries), default=held.size)
-        for chunk in _chunks(files, held.path, 0, header_end):
-            sha256.update(chunk)
-        for entry in entries:
-            count = len(entry.xxh3) if isinstance(entry, TensorEntry) else 1
-            expected = entry.xxh3 if isinstance(entry, TensorEntry) else (entry.xxh3,)
-            size = (entry.end - entry.begin) // count
-            for i in range(count):
-                xxh3 = xxhash.xxh3_128()
-                begin = entry.begin + i * size
-                for chunk in _chunks(files, held.path, begin, begin + size):
-                    sha256.update(chunk)
-                    xxh3.update(chunk)
-                    yield Moved(len(chunk))
-                if xxh3.hexdigest() != expected[i]:
-                    what = f"expert {entry.first + i} of " if isinstance(entry, TensorEntry) else ""
-                    message = (
-                        f"{what}`{entry.name}` in `{held.path}` is damaged: expected XXH3 "
-                        f"{expected[i]}, found {xxh3.hexdigest()}"
-                    )
-                    raise VerifyError(message, hint="copy this file again, or convert again")
-                yield expected[i]
-        if sha256.hexdigest() != held.sha256:
-            message = (
-                f"`{held.path}` is damaged: expected SHA-256 {held.sha256}, "
-                f"found {sha256.hexdigest()}"
-            )
-            raise VerifyError(message, hint="copy this file again, or convert again")
-        yield held.sha256
-
-
-def _chunks(files: Files | RemoteModel, name: str, begin: int, end: int) -> Iterator[memoryview]:
-    buffer = np.empty(min(PIECE_BYTES, end - begin), np.uint8)
-    for at in range(begin, end, max(buffer.nbytes, 1)):
-        chunk = buffer[: min(buffer.nbytes, end - at)]
-        files.read(name, at, chunk)
-        yield memoryview(chunk)

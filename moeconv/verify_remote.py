@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moeconv.checkpoint.sidefiles import WEIGHT_SUFFIXES
+from moeconv.digests import Subset, by_file, check_digests
 from moeconv.output.manifest import MANIFEST_NAME, FileEntry
 from moeconv.output.remote import RemoteModel
 from moeconv.pipeline import Moved
-from moeconv.verify import Verified, by_file, check_digests, fail
+from moeconv.verify import Verified, fail
 
 
-def verify_remote(model: RemoteModel, *, read_data: bool = False) -> Iterator[Moved | Verified]:
+def verify_remote(
+    model: RemoteModel, *, read_data: Subset | None = None
+) -> Iterator[Moved | Verified]:
     """Verify a converted model on the Hub; yields bytes as they are done, the result last.
 
     Sizes and SHA-256 of large files are compared with what the Hub says of them, which is what it
@@ -22,7 +25,7 @@ def verify_remote(model: RemoteModel, *, read_data: bool = False) -> Iterator[Mo
     model
         The model, at one commit.
     read_data
-        Read every byte, and compute every digest again.
+        Compute these digests again; `None` for none.
 
     Raises
     ------
@@ -46,7 +49,7 @@ def verify_remote(model: RemoteModel, *, read_data: bool = False) -> Iterator[Mo
     digests = sum(model.tree[entry.path].sha256 is not None for entry in manifest.files)
     if read_data:
         digests = 0
-        for event in check_digests(model, manifest):
+        for event in check_digests(model, manifest, read_data):
             if isinstance(event, Moved):
                 yield event
             else:

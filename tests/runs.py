@@ -27,6 +27,7 @@ from moeconv.output.manifest import Manifest, ShardRecord
 from moeconv.pipeline import Moved
 from moeconv.plan import Plan, Target, make_plan
 from moeconv.serving import open_converted
+from moeconv.sidecar import settle
 
 COMMAND = (sys.executable, "-m", "moeconv")
 
@@ -45,11 +46,11 @@ DEFAULT = Wanted()
 
 
 def plan(source: Path, wanted: Wanted = DEFAULT) -> tuple[Plan, Checkpoint]:
-    """Open a checkpoint and plan its conversion to `trtllm-bf16`."""
+    """Open a checkpoint and plan its conversion to `trtllm-bf16`, which surveys nothing."""
     checkpoint = open_checkpoint(source)
     prints = fingerprint(TRTLLM_BF16, CpuKernels())
     target = Target(TRTLLM_BF16, prints, wanted.tp, wanted.max_shard_bytes, wanted.layers)
-    return make_plan(checkpoint, target, wanted.family), checkpoint
+    return settle(make_plan(checkpoint, target, wanted.family), checkpoint, {}), checkpoint
 
 
 def events(

@@ -22,7 +22,7 @@ CARD = "---\nlicense: mit\nlanguage:\n- en\nlibrary_name: transformers\n---\n# T
 SIZE = ("--max-shard-size", "500kB")
 """A layer of four experts is 786 kB, so that it makes two shards; the rest makes another."""
 
-SHARDS = 5
+SHARDS = 6
 
 
 @pytest.fixture

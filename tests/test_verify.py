@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moeconv.digests import Subset
 from moeconv.errors import SourceError, VerifyError
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.manifest import read_manifest
@@ -39,13 +42,17 @@ def flip(path: Path, at: int) -> None:
 def test_a_conversion_is_true_to_its_source(make_checkpoint, tmp_path, storage, wanted):
     source = make_checkpoint(storage=storage)
     out = runs.run(source, tmp_path / "out", wanted)
-    result = verified(out, read_data=True, source=source)
+    result = verified(out, read_data=Subset(), source=source)
     manifest = read_manifest(out)
     assert result.files == len(manifest.files)
-    assert result.tensors == len(manifest.tensors) + len(manifest.weights)
-    assert result.digests == len(manifest.files) + sum(len(t.xxh3) for t in manifest.tensors) + len(
-        manifest.weights
+    assert manifest.restore
+    entries = [*manifest.entries()]
+    assert result.tensors == len(entries)
+    assert len(entries) == len(manifest.tensors) + len(manifest.weights) + len(
+        manifest.restore.kept
     )
+    experts = sum(len(tensor.xxh3) for tensor in manifest.tensors)
+    assert result.digests == len(manifest.files) + experts + len(entries) - len(manifest.tensors)
     assert result.sources == len(runs.plan(source)[1].tensors)
 
 
@@ -59,16 +66,16 @@ def test_what_it_moves_is_what_it_said(source, converted):
     manifest = read_manifest(converted)
     moved = sum(
         event.nbytes
-        for event in verify(converted, CpuKernels(), read_data=True, source=source)
+        for event in verify(converted, CpuKernels(), read_data=Subset(), source=source)
         if isinstance(event, Moved)
     )
-    total = bytes_to_move(manifest, read_data=True, source=True)
+    total = bytes_to_move(manifest, read_data=Subset(), source=True)
     assert 0.9 * total < moved <= total
 
 
 def test_a_partial_conversion_is_verified_against_its_part(source, tmp_path):
     out = runs.run(source, tmp_path / "out", Wanted(layers=(1, 1)))
-    assert verified(out, read_data=True, source=source).sources
+    assert verified(out, read_data=Subset(), source=source).sources
 
 
 @pytest.mark.parametrize(
@@ -80,7 +87,7 @@ def test_one_bit_is_found(source, converted, pattern, words):
     flip(path, -1)
     verified(converted)  # the structure is still right
     with pytest.raises(VerifyError, match=words):
-        verified(converted, read_data=True)
+        verified(converted, read_data=Subset())
     with pytest.raises(VerifyError, match=r"does not give back|differs from the source"):
         verified(converted, source=source)
 
@@ -88,14 +95,14 @@ def test_one_bit_is_found(source, converted, pattern, words):
 def test_a_bit_in_a_side_file_is_found(converted):
     flip(converted / "tokenizer.json", 0)
     with pytest.raises(VerifyError, match=r"`tokenizer\.json` is damaged"):
-        verified(converted, read_data=True)
+        verified(converted)
 
 
 def test_a_bit_of_the_header_is_found(converted):
     (path,) = converted.glob("weights/*")
     flip(path, 8 + 30)
     with pytest.raises(VerifyError):
-        verified(converted, read_data=True)
+        verified(converted, read_data=Subset())
 
 
 def test_padding_of_a_header_counts(converted):
@@ -104,8 +111,8 @@ def test_padding_of_a_header_counts(converted):
     assert data[4095:4096] == b" "
     data[4095:4096] = b"\n"
     path.write_bytes(data)
-    with pytest.raises(VerifyError, match="SHA-256"):
-        verified(converted, read_data=True)
+    with pytest.raises(VerifyError, match="has a changed header"):
+        verified(converted)
 
 
 @pytest.mark.parametrize("name", ["config.json", "experts", "weights"])
@@ -159,3 +166,71 @@ def test_one_changed_byte_of_the_source_is_found_where_it_is(source, converted):
 def test_what_is_not_converted_is_a_source_error(source, tmp_path):
     with pytest.raises(SourceError, match="not in"):
         verified(source)
+
+
+def test_parts_of_the_digests_are_all_of_them_together(source, converted):
+    whole = verified(converted, read_data=Subset())
+    parts = [verified(converted, read_data=Subset(part, 3)).digests for part in (1, 2, 3)]
+    assert sum(parts) == whole.digests - whole.files
+    assert max(parts) - min(parts) <= 1
+
+
+def test_one_bit_is_in_one_part(converted):
+    path = next(converted.glob("experts/*layers.1*"))
+    flip(path, -1)
+    found = []
+    for part in (1, 2, 3):
+        try:
+            verified(converted, read_data=Subset(part, 3))
+        except VerifyError:
+            found.append(part)
+    assert len(found) == 1
+
+
+def test_a_damaged_sidecar_is_found(converted):
+    (path,) = converted.glob("restore/*")
+    flip(path, -1)
+    with pytest.raises(VerifyError, match=r"`model.safetensors.index.json:0-\d+` .* is damaged"):
+        verified(converted, read_data=Subset())
+
+
+def test_two_experts_exchanged_are_found(converted):
+    path = next(converted.glob("experts/*layers.1*"))
+    entry = next(t for t in read_manifest(converted).tensors if t.prefix.endswith(".1.mlp.experts"))
+    size = (entry.end - entry.begin) // 4
+    data = bytearray(path.read_bytes())
+    one, two = (slice(entry.begin + i * size, entry.begin + (i + 1) * size) for i in (1, 2))
+    data[one], data[two] = data[two], data[one]
+    path.write_bytes(data)
+    with pytest.raises(VerifyError, match=r"expert 1 of `.*w13_weight"):
+        verified(converted, read_data=Subset())
+
+
+def test_a_manifest_edited_by_hand_is_named(converted):
+    path = converted / "moeconv.json"
+    path.write_text(path.read_text().replace('"intermediate": 128', '"intermediate": 64', 1))
+    with pytest.raises(VerifyError, match=r"`moeconv\.json` was changed after the conversion"):
+        verified(converted)
+
+
+def test_a_manifest_from_another_directory_is_named(make_checkpoint, tmp_path):
+    """Of two models of one shape, without reading data."""
+    one, two = (
+        runs.run(make_checkpoint(name, seed=seed), tmp_path / f"{name}.out")
+        for seed, name in enumerate(("one", "two"))
+    )
+    shutil.copy(two / "moeconv.json", one / "moeconv.json")
+    with pytest.raises(VerifyError, match="is of another conversion"):
+        verified(one)
+
+
+def test_digests_need_no_torch(converted):
+    """Also where torch is installed, it is not imported for them."""
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv[0] = 'moeconv'; "
+        "from moeconv.cli import main; main()"
+    )
+    args = [sys.executable, "-c", code, "verify", str(converted), "--read-data", "--device", "cpu"]
+    done = subprocess.run(args, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "equal" in done.stderr

@@ -25,7 +25,7 @@ from moeconv.tensors import BITS, TensorSpec
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Json
 
-_PREFIX_BYTES: Final = 8
+PREFIX_BYTES: Final = 8
 """The header's length comes first, as a little-endian 64-bit integer."""
 
 POINTER: Final = b"version "
@@ -49,10 +49,10 @@ def read_header(root: Path, name: str) -> tuple[SourceFile, list[TensorRef]]:
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            raw = _raw_header(file.read(_PREFIX_BYTES), size, name)
+            raw = _raw_header(file.read(PREFIX_BYTES), size, name)
             text = file.read(raw)
-            refs = _refs(text, name, size - _PREFIX_BYTES - raw)
-            probe = _probe(file.fileno(), _PREFIX_BYTES + raw, size)
+            refs = header_refs(text, name, size - PREFIX_BYTES - raw)
+            probe = _probe(file.fileno(), PREFIX_BYTES + raw, size)
         with safetensors.safe_open(path, framework="numpy"):
             pass
     except FileNotFoundError:
@@ -70,8 +70,8 @@ def _raw_header(prefix: bytes, size: int, name: str) -> int:
     if prefix == POINTER:
         message = f"`{name}` is a Git LFS pointer, not the file itself"
         raise SourceError(message, hint="run `git lfs pull` in the checkpoint")
-    most = min(size - _PREFIX_BYTES, MAX_HEADER_BYTES)
-    if len(prefix) < _PREFIX_BYTES or not len("{}") <= length <= most:
+    most = min(size - PREFIX_BYTES, MAX_HEADER_BYTES)
+    if len(prefix) < PREFIX_BYTES or not len("{}") <= length <= most:
         message = f"`{name}` has no safetensors header: {size} bytes, header length {length}"
         raise SourceError(message, hint="the file is cut short or is no safetensors file")
     return length
@@ -86,16 +86,23 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return table
 
 
-def _refs(text: bytes, name: str, data_bytes: int) -> list[TensorRef]:
+def header_refs(text: bytes, name: str, data_bytes: int) -> list[TensorRef]:
+    """Return the tensors of the file `name`, whose header is `text`, before so many bytes of data.
+
+    Raises
+    ------
+    SourceError
+        The header is broken, or says more than the file has.
+    """
     try:
         header = dict(json.loads(text, object_pairs_hook=_unique))
         header.pop("__metadata__", None)
-        begin = _PREFIX_BYTES + len(text)
+        begin = PREFIX_BYTES + len(text)
         refs = [_ref(tensor, entry, name, begin) for tensor, entry in header.items()]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         message = f"`{name}` has a broken header: {error}"
         raise SourceError(message, hint="fetch this file again") from error
-    _check_ranges(refs, name, _PREFIX_BYTES + len(text), data_bytes)
+    _check_ranges(refs, name, PREFIX_BYTES + len(text), data_bytes)
     return refs
 
 

@@ -78,6 +78,7 @@ def open_origin(origin: Origin) -> Checkpoint:
         files=tuple(files),
         side_files=side_files,
         warnings=(*warnings, *origin.warnings(side_files)),
+        indexes={name: len(origin.read(name, _MOST_JSON_BYTES)) for name in _indexes(origin)},
     )
 
 
@@ -118,8 +119,12 @@ def _unambiguous(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return table
 
 
+def _indexes(origin: Origin) -> list[str]:
+    return [name for name in origin.top_names() if name.endswith(".safetensors.index.json")]
+
+
 def _weight_map(origin: Origin) -> dict[str, str]:
-    indexes = [name for name in origin.top_names() if name.endswith(".safetensors.index.json")]
+    indexes = _indexes(origin)
     if not indexes:
         return {}
     usual = "model.safetensors.index.json"

@@ -112,6 +112,27 @@ class Reader:
         return raw
 
 
+def put_part(part: Part, matrix: Bytes, stored: Bytes) -> None:
+    """Put the logical matrix of a part back where `read_part` takes it from.
+
+    Parameters
+    ----------
+    part
+        Where it goes.
+    matrix
+        `[rows, row bytes]` of the logical matrix; rows may be further apart than they are long.
+    stored
+        The whole stored matrix, contiguous: of a stack, that of the part's expert.
+    """
+    items = stored.view(f"V{part.item_bytes}").reshape(part.stored_shape)
+    taken = items[
+        part.rows.start : part.rows.stop : part.rows.step,
+        part.cols.start : part.cols.stop : part.cols.step,
+    ]
+    source = matrix.view(items.dtype)
+    _copy(taken, source.T if part.transposed else source)
+
+
 def scratch_bytes(part: Part, row_bytes: int) -> int:
     """Return the bytes that `read_part` needs beside an output with rows `row_bytes` apart."""
     begin, end = part.span

@@ -127,6 +127,8 @@ class Checkpoint:
         Everything else that a converted directory keeps, relative to its root.
     warnings
         What is odd about it, a sentence each, but harmless.
+    indexes
+        Size of each index of the weight files, by name.
     """
 
     origin: Origin
@@ -136,3 +138,4 @@ class Checkpoint:
     files: tuple[SourceFile, ...]
     side_files: tuple[str, ...]
     warnings: tuple[str, ...] = field(default=())
+    indexes: Mapping[str, int] = field(default_factory=dict)

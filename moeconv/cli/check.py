@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moeconv.cli.options import EXIT_CODES
 
+if TYPE_CHECKING:
+    from moeconv.digests import Subset
+
 verbs = typer.Typer()
+
+
+def _subset(text: str) -> Subset:
+    """Parse `2/5`; digests are imported when they are needed."""
+    from moeconv.digests import Subset
+
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+    if match is None or not 1 <= int(match.group(1)) <= int(match.group(2)):
+        message = f"{text!r} is no part; write it as 1/5"
+        raise typer.BadParameter(message)
+    return Subset(int(match.group(1)), int(match.group(2)))
 
 
 @verbs.command(
@@ -27,6 +42,15 @@ def verify(
     read_data: Annotated[
         bool, typer.Option("--read-data", help="Read every byte and compare all digests.")
     ] = False,
+    subset: Annotated[
+        str | None,
+        typer.Option(
+            "--read-data-subset",
+            metavar="N/T",
+            help="Read the N-th of T equal parts only; all T together are --read-data.",
+            show_default="no data",
+        ),
+    ] = None,
     source: Annotated[
         Path | None,
         typer.Option(
@@ -46,7 +70,9 @@ def verify(
     """
     from moeconv.commands import run_verify
 
-    run_verify(converted, read_data=read_data, source=source, device=device, as_json=as_json)
+    part = "1/1" if read_data else subset
+    wanted = None if part is None else _subset(part)
+    run_verify(converted, read_data=wanted, source=source, device=device, as_json=as_json)
 
 
 @verbs.command(epilog=f"Example: `moeconv rank ./converted --tp 2 --tp-rank 0`\n\n{EXIT_CODES}")
@@ -92,3 +118,25 @@ def seal(
     from moeconv.commands import run_seal
 
     run_seal(out, as_json=as_json)
+
+
+@verbs.command(
+    epilog=f"Example: `moeconv restore ./converted --out ./Qwen3-30B-A3B`\n\n{EXIT_CODES}"
+)
+def restore(
+    converted: Annotated[Path, typer.Argument(metavar="OUT", help="A converted directory.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Where to write the checkpoint.")],
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON line to stdout, for machines.")
+    ] = False,
+) -> None:
+    """Write the original checkpoint back: its files, byte for byte.
+
+    Weight files that the conversion did not read are not among them. The same command goes on
+    after an interruption.
+    """
+    from moeconv.commands import run_restore
+
+    run_restore(converted, out, device=device, as_json=as_json)

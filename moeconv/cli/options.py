@@ -147,6 +147,10 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         show_default="keep them",
     ),
     "dry_run": typer.Option("--dry-run", help="Show the plan and write nothing."),
+    "sidecar": typer.Option(
+        "--sidecar/--no-sidecar",
+        help="Keep in restore/ what `moeconv restore` needs beside the converted tensors.",
+    ),
     "overwrite": typer.Option("--overwrite", help="Replace an earlier moeconv directory at --out."),
     "as_json": typer.Option("--json", help="Print JSON lines to stdout, for machines."),
 }

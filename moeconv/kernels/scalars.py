@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from moeconv.tensors import Bytes
 
     Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+    Bits: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 
 _BF16_BYTES: Final = 2
 _HALF: Final = 0x400000
@@ -77,27 +78,42 @@ def power_bytes(verb: MarlinRows, source: Bytes) -> Bytes:
     """
     if not verb.power_bytes:
         return source
-    if verb.power_bytes == _BF16_BYTES:
-        bits = source.reshape(-1).view(np.uint16).astype(np.uint32) << np.uint32(16)
-    else:
-        bits = source.reshape(-1).view(np.uint32)
-    exponent = bits >> np.uint32(23) & np.uint32(0xFF)
-    mantissa = bits & np.uint32(0x7FFFFF)
-    # Below the smallest normal number only what is over its half rounds up to it.
-    half = np.where(exponent > 0, mantissa >= _HALF, mantissa > _HALF)
-    rounded = exponent + (half & (exponent < _NAN_EXPONENT))
-    return rounded.astype(np.uint8).reshape(source.shape[0], -1)
+    exponents = _exponents(_float_bits(source, verb.power_bytes))
+    return exponents.astype(np.uint8).reshape(source.shape[0], -1)
 
 
 def source_powers(verb: MarlinRows, exponents: Bytes, source: Bytes) -> None:
     """Fill a floating-point source matrix with the powers of two of its exponent bytes."""
-    wide = exponents.reshape(-1).astype(np.uint32)
-    bits = np.where(wide == 0, _SMALLEST, wide << np.uint32(23))
-    bits = np.where(wide == _NAN_EXPONENT, _NAN, bits).astype(np.uint32)
+    bits = _powers(exponents.reshape(-1).astype(np.uint32))
     if verb.power_bytes == _BF16_BYTES:
         source.reshape(-1).view(np.uint16)[...] = bits >> np.uint32(16)
     else:
         source.reshape(-1).view(np.uint32)[...] = bits
+
+
+def are_powers(source: Bytes, item_bytes: int) -> bool:
+    """Return whether every floating-point item comes back from its exponent byte."""
+    bits = _float_bits(np.ascontiguousarray(source), item_bytes)
+    return np.array_equal(_powers(_exponents(bits)), bits)
+
+
+def _float_bits(source: Bytes, item_bytes: int) -> Bits:
+    if item_bytes == _BF16_BYTES:
+        return source.reshape(-1).view(np.uint16).astype(np.uint32) << np.uint32(16)
+    return source.reshape(-1).view(np.uint32)
+
+
+def _exponents(bits: Bits) -> Bits:
+    exponent = bits >> np.uint32(23) & np.uint32(0xFF)
+    mantissa = bits & np.uint32(0x7FFFFF)
+    # Below the smallest normal number only what is over its half rounds up to it.
+    half = np.where(exponent > 0, mantissa >= _HALF, mantissa > _HALF)
+    return exponent + (half & (exponent < _NAN_EXPONENT))
+
+
+def _powers(exponents: Bits) -> Bits:
+    bits = np.where(exponents == 0, _SMALLEST, exponents << np.uint32(23))
+    return np.where(exponents == _NAN_EXPONENT, _NAN, bits).astype(np.uint32)
 
 
 def _to_bf16(values: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.uint16]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from moeconv.layouts.verbs import Verb
@@ -83,11 +83,14 @@ class Survey:
         Global scales as stored, `[E]`, by projection.
     reciprocal
         They are stored as `1 / scale`.
+    inexact
+        Experts with a block scale that is a float and no power of two, by projection.
     """
 
     counts: Mapping[str, Counts]
     scales: Mapping[str, Floats]
     reciprocal: bool
+    inexact: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,8 @@ class Facts:
     ratios
         With `--reconcile-scales`, what gate's and up's block scales are multiplied by, an expert
         each; empty otherwise.
+    lossy
+        Projections and experts whose block scales do not all come back.
     """
 
     factors: tuple[float, float]
@@ -115,6 +120,7 @@ class Facts:
     negative: int
     differing: int
     ratios: tuple[tuple[float, float], ...] = ()
+    lossy: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ Stored order: w13 `[E, N/64, g, H/16, 128]`, scales `[E, N/64, g, H/G, 64]`, bia
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -40,7 +41,7 @@ from moeconv.layouts.verbs import (
     MarlinWeight,
     Verb,
 )
-from moeconv.tensors import BITS, TensorSpec, round_up
+from moeconv.tensors import TensorSpec, round_up
 
 _WORDS: Final = MARLIN_RUN_BYTES // 4
 _SAFETENSORS: Final = {"bfloat16": "BF16", "float16": "F16"}
@@ -192,26 +193,23 @@ class MarlinFp4:
         return outputs
 
     def surveyed(self, geometry: Geometry, part: Slice) -> tuple[Matrix, ...]:
-        """Return block and global scales of all projections, where there are global scales."""
-        if not self.has_globals:
+        """Return all scales where there are global ones, and block scales that are floats."""
+        if not self.has_globals and geometry.scale_bytes == 1:
             return ()
         gate_up, down = self._projections(geometry), geometry.hidden
-        group_bytes = BITS[self.scale_dtype] // 8
+        inner, width = geometry.hidden // self.group, geometry.scale_bytes
+        names = (*gate_up, "down") if self.has_globals else ()
         return (
-            *(
-                Matrix(
-                    (name,), "weight_scale", part.size, geometry.hidden // self.group * group_bytes
-                )
-                for name in gate_up
-            ),
-            Matrix(("down",), "weight_scale", down, part.size // self.group * group_bytes),
-            *(Matrix((name,), "global_scale", 1, 4) for name in (*gate_up, "down")),
+            *(Matrix((name,), "weight_scale", part.size, inner * width) for name in gate_up),
+            Matrix(("down",), "weight_scale", down, part.size // self.group * width),
+            *(Matrix((name,), "global_scale", 1, 4) for name in names),
         )
 
     def survey(self, survey: Survey) -> Facts:
         """Choose the factors, and count what the layout will not keep."""
         if not self.has_globals:
-            return _NO_FACTS
+            inexact = ((name, one) for name, some in survey.inexact.items() for one in some)
+            return replace(_NO_FACTS, lossy=tuple(inexact))
         ratios = self._ratios(survey)
         fused = [name for name in survey.counts if name != "down"]
         counts = {name: counts.sum(axis=0) for name, counts in survey.counts.items()}
@@ -234,6 +232,7 @@ class MarlinFp4:
             negative=int((w13 + counts["down"])[nvfp4.negative()].sum()),
             differing=int(sum((survey.scales[name] != gate) for name in fused).astype(bool).sum()),
             ratios=ratios,
+            lossy=tuple(self._lossy(survey, factors, ratios)),
         )
 
     def bind(self, output: Output, facts: Facts, expert: int) -> Verb:
@@ -407,6 +406,16 @@ class MarlinFp4:
 
     def _flushed(self, counts: nvfp4.Counts, factor: float) -> int:
         return int(counts[nvfp4.flushed(self._recode(factor))].sum())
+
+    def _lossy(
+        self, survey: Survey, factors: tuple[float, float], ratios: tuple[tuple[float, float], ...]
+    ) -> Iterator[tuple[str, int]]:
+        for i, (name, counts) in enumerate(survey.counts.items()):
+            table = self._recode(factors[1 if name == "down" else 0])
+            for expert, one in enumerate(counts):
+                ratio = ratios[expert][i] if ratios and name != "down" else 1.0
+                if one[nvfp4.lossy(_composed(ratio, table))].any():
+                    yield name, expert
 
     def _ratios(self, survey: Survey) -> tuple[tuple[float, float], ...]:
         if not self.reconciles or "gate" not in survey.scales:

@@ -76,6 +76,13 @@ def flushed(table: bytes) -> Mask:
     return mask
 
 
+@cache
+def lossy(table: bytes) -> Mask:
+    """Return which source bytes a table gives to a lower byte as well, which stands for them."""
+    mask: Mask = np.array([table.index(image) != byte for byte, image in enumerate(table)])
+    return mask
+
+
 def negative() -> Mask:
     """Return which source bytes are below zero, or NaN: what the engine warns of."""
     mask: Mask = ~(e4m3_values() >= 0)

@@ -27,8 +27,13 @@ def complete(
     digests: dict[tuple[str, str], tuple[str, ...]] = {
         (shard.file, tensor.name): tensor.xxh3 for shard in shards for tensor in shard.tensors
     }
+    kept = tuple(
+        replace(entry, xxh3=digests[entry.file, entry.name][0])
+        for entry in (draft.restore.kept if draft.restore else ())
+    )
     return replace(
         draft,
+        restore=draft.restore and replace(draft.restore, kept=kept),
         tensors=tuple(
             replace(entry, xxh3=digests[entry.file, entry.name]) for entry in draft.tensors
         ),

@@ -37,6 +37,7 @@ from moeconv.output.manifest import (
     ShardRecord,
     decode,
     encode,
+    encode_sealed,
     kept_name,
     read_manifest,
     read_note,
@@ -207,7 +208,7 @@ class OutputDirectory:
 
     def seal(self, manifest: Manifest) -> None:
         """Write the manifest last, then drop the work folder."""
-        self._write(self.root / MANIFEST_NAME, encode(manifest))
+        self._write(self.root / MANIFEST_NAME, encode_sealed(manifest))
 
     def clean(self) -> None:
         """Remove the work folder of a sealed directory."""

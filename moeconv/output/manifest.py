@@ -5,10 +5,11 @@ Decoding is strict about what is there and lenient about what a later version ad
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ MANIFEST_NAME: Final = "moeconv.json"
 WORK_FOLDER: Final = ".moeconv"
 FORMAT: Final = 1
 _MOST_BYTES: Final = 1 << 29
+_UNDIGESTED: Final = ("run", "digest")
 
 SOURCE_CARD: Final = "README.source.md"
 """Where the source's `README.md` is kept: a repository shows that name as the card of the copy."""
@@ -119,6 +121,8 @@ class FactsEntry:
         Experts whose gate and up have different global scales.
     ratios
         What gate's and up's block scales were multiplied by, an expert each, where they were.
+    lossy
+        Projections and experts whose block scales do not all come back.
     """
 
     prefix: str
@@ -129,6 +133,7 @@ class FactsEntry:
     negative: int
     differing: int
     ratios: tuple[tuple[float, float], ...] = ()
+    lossy: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +168,47 @@ class WeightEntry:
     begin: int
     end: int
     xxh3: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptEntry:
+    """Bytes of a source file that the layout cannot give back, under a name of their own.
+
+    Attributes
+    ----------
+    source, source_begin
+        The file of the source, and where in it they start.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    end: int
+    xxh3: str
+    source: str
+    source_begin: int
+
+
+Entry: TypeAlias = "TensorEntry | WeightEntry | KeptEntry"
+"""A tensor of the directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarEntry:
+    """What restoring the source needs beside experts and weights; no engine reads it.
+
+    Attributes
+    ----------
+    nbytes
+        Bytes that are kept.
+    kept
+        Headers and indexes, tensors that the layout has no use for, and those it loses bits of.
+    """
+
+    nbytes: int
+    kept: tuple[KeptEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +260,18 @@ class Manifest:
     facts
         What the layout did to scales, a layer each.
     left_out
-        How many source tensors of each part are not here, since the kernel has no use for them.
+        How many source tensors of each part the kernel has no use for: they are in no file that
+        an engine reads.
+    restore
+        What the source is restored from, beside the tensors; `None` where it was not wanted.
     tensors, weights
         Converted tensors, and those that passed through.
     files
         Every other file of the directory.
     sources
         Digests of the source tensors.
+    digest
+        SHA-256 of all this but `run`, as JSON without spaces, its names sorted.
     """
 
     format: int
@@ -234,16 +285,20 @@ class Manifest:
     stacks: tuple[StackEntry, ...]
     facts: tuple[FactsEntry, ...]
     left_out: dict[str, int]
+    restore: SidecarEntry | None
     tensors: tuple[TensorEntry, ...]
     weights: tuple[WeightEntry, ...]
     files: tuple[FileEntry, ...]
     sources: tuple[SourceDigest, ...]
     run: RunEntry
+    digest: str = ""
 
-    def entries(self) -> Iterator[TensorEntry | WeightEntry]:
+    def entries(self) -> Iterator[Entry]:
         """Return every tensor of the directory."""
         yield from self.tensors
         yield from self.weights
+        if self.restore:
+            yield from self.restore.kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +367,32 @@ def read_note(path: Path, kind: type[_T]) -> _T | None:
         return decode(read_regular(path, _MOST_BYTES), kind, path.name)
     except (OSError, VerifyError):
         return None
+
+
+def encode_sealed(manifest: Manifest) -> bytes:
+    """Return a manifest as JSON, with its own digest."""
+    return encode(replace(manifest, digest=_own_digest(encode(manifest))))
+
+
+def check_unchanged(root: Path) -> None:
+    """Compare a manifest with its own digest: against a slip of the hand, not against malice.
+
+    Raises
+    ------
+    VerifyError
+        It is not as it was written.
+    """
+    data = read_regular(root / MANIFEST_NAME, _MOST_BYTES)
+    if decode(data, Manifest, MANIFEST_NAME).digest != _own_digest(data):
+        message = f"`{MANIFEST_NAME}` was changed after the conversion: its own digest differs"
+        raise VerifyError(message, hint="copy it again, or convert again with `--overwrite`")
+
+
+def _own_digest(data: bytes) -> str:
+    """Digest what is there, fields of a later version too."""
+    table = decode(data, dict[str, msgspec.Raw], MANIFEST_NAME)
+    rest = {name: msgspec.json.decode(table[name]) for name in table if name not in _UNDIGESTED}
+    return hashlib.sha256(msgspec.json.encode(rest, order="sorted")).hexdigest()
 
 
 def read_manifest(root: Path) -> Manifest:

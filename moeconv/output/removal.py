@@ -21,7 +21,8 @@ from moeconv.output.manifest import (
 from moeconv.output.shard import sync_folder, writing
 
 _SHARD: Final = re.compile(
-    r"weights/weights-\d{5}-of-\d{5}\.safetensors|experts/[^/]+\.\d+-\d+\.safetensors"
+    r"(weights/weights|restore/restore)-\d{5}-of-\d{5}\.safetensors"
+    r"|experts/[^/]+\.\d+-\d+\.safetensors"
 )
 
 

@@ -71,8 +71,13 @@ def arrange(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> S
     return ShardLayout(header, tuple(entries), begin)
 
 
-class ShardWriter:
-    """One shard on its way to being durable.
+def shard_metadata(plan_id: str) -> Mapping[str, str]:
+    """Return what a header says beside tensors: what readers expect, and whose shard it is."""
+    return {"format": "pt", "moeconv plan": plan_id}
+
+
+class GrowingFile:
+    """One file on its way to being durable.
 
     Parameters
     ----------
@@ -80,8 +85,10 @@ class ShardWriter:
         Where it grows; on the same file system as `final`. What is there is removed.
     final
         Where it appears when it is whole.
-    layout
-        What it will hold.
+    size
+        How long it will be; it is so from the start.
+    begins_with
+        What is written at once.
 
     Raises
     ------
@@ -89,10 +96,8 @@ class ShardWriter:
         The disk is full or the file cannot be written.
     """
 
-    def __init__(self, temporary: Path, final: Path, layout: ShardLayout) -> None:
-        self._temporary, self._final, self._layout = temporary, final, layout
-        self._sha256 = hashlib.sha256(layout.header)
-        self._hashed = len(layout.header)
+    def __init__(self, temporary: Path, final: Path, size: int, begins_with: bytes = b"") -> None:
+        self._temporary, self._final = temporary, final
         self._is_final = False
         with writing(final):
             temporary.parent.mkdir(parents=True, exist_ok=True)
@@ -100,8 +105,8 @@ class ShardWriter:
             self._fd = _create(temporary)
             self._direct_fd = _open_direct(temporary)
             try:
-                _allocate(self._fd, layout.size)
-                self._pwrite(memoryview(layout.header), 0, self._fd)
+                _allocate(self._fd, size)
+                self._pwrite(memoryview(begins_with), 0, self._fd)
             except BaseException:
                 self._discard()
                 raise
@@ -136,29 +141,14 @@ class ShardWriter:
                     return
             self._pwrite(view, at, self._fd)
 
-    def digest(self, at: int, data: Bytes) -> None:
-        """Take bytes into the file's digest; in file order, without a gap, each byte once."""
-        if at != self._hashed:
-            message = f"digest of `{self._final.name}` out of order: {at}, expected {self._hashed}"
-            raise AssertionError(message)
-        self._sha256.update(memoryview(data).cast("B"))
-        self._hashed += data.nbytes
-
-    def commit(self) -> str:
-        """Make the shard durable under its final name and return its SHA-256."""
-        if self._hashed != self._layout.size:
-            message = (
-                f"`{self._final.name}` is short: expected {self._layout.size} bytes, "
-                f"found {self._hashed}"
-            )
-            raise OutputError(message)
+    def keep(self) -> None:
+        """Make the file durable under its final name."""
         with writing(self._final):
             os.fsync(self._fd)
-            self._close()
             self._temporary.replace(self._final)
             self._is_final = True
+            self._close()
             sync_folder(self._final.parent)
-        return self._sha256.hexdigest()
 
     @staticmethod
     def _pwrite(view: memoryview, at: int, fd: int) -> None:
@@ -175,6 +165,64 @@ class ShardWriter:
     def _discard(self) -> None:
         self._close()
         self._temporary.unlink(missing_ok=True)
+
+
+class ShardWriter:
+    """One shard on its way to being durable.
+
+    Parameters
+    ----------
+    temporary, final
+        Where it grows and where it appears, as of a `GrowingFile`.
+    layout
+        What it will hold.
+
+    Raises
+    ------
+    OutputError
+        The disk is full or the file cannot be written.
+    """
+
+    def __init__(self, temporary: Path, final: Path, layout: ShardLayout) -> None:
+        self._final, self._layout = final, layout
+        self._sha256 = hashlib.sha256(layout.header)
+        self._hashed = len(layout.header)
+        self._file = GrowingFile(temporary, final, layout.size, layout.header)
+
+    def __enter__(self) -> Self:
+        self._file.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.__exit__(kind, error, trace)
+
+    def write(self, at: int, data: Bytes) -> None:
+        """Write bytes at an absolute offset; any order, any thread."""
+        self._file.write(at, data)
+
+    def digest(self, at: int, data: Bytes) -> None:
+        """Take bytes into the file's digest; in file order, without a gap, each byte once."""
+        if at != self._hashed:
+            message = f"digest of `{self._final.name}` out of order: {at}, expected {self._hashed}"
+            raise AssertionError(message)
+        self._sha256.update(memoryview(data).cast("B"))
+        self._hashed += data.nbytes
+
+    def commit(self) -> str:
+        """Make the shard durable under its final name and return its SHA-256."""
+        if self._hashed != self._layout.size:
+            message = (
+                f"`{self._final.name}` is short: expected {self._layout.size} bytes, "
+                f"found {self._hashed}"
+            )
+            raise OutputError(message)
+        self._file.keep()
+        return self._sha256.hexdigest()
 
 
 class writing:  # noqa: N801  (reads as a verb where it is used)

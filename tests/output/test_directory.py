@@ -115,4 +115,11 @@ def test_a_damaged_record_is_done_again(source, converted, tmp_path):
 def test_no_work_folder_is_left(converted):
     assert not (converted / ".moeconv").exists()
     tops = {path.name for path in converted.iterdir()}
-    assert tops == {"moeconv.json", "config.json", "tokenizer.json", "experts", "weights"}
+    assert tops == {
+        "moeconv.json",
+        "config.json",
+        "tokenizer.json",
+        "experts",
+        "weights",
+        "restore",
+    }
