@@ -423,9 +423,36 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
+RELIABILITY_TEXT: Final = """\
+# What was tried against it
+
+A conversion was ended at every call that touches a disk (read, write, fsync, rename, removal; half
+of the writes with half of their bytes done), and the same command run again; until it ended, no
+reader took the directory. Files were changed by chance, and read as commands read them, within 10
+seconds and a gigabyte. Each row is of a run that passed; a suite without a row was not run to its
+end.
+
+`MOECONV_RECORD=docs/figures/reliability.json pytest -m "slow or nightly" tests/test_faults.py
+tests/test_fuzz.py` makes the figures.
+
+"""
+
+
+def reliability_page() -> str:
+    """What the suites that take long tried, how often, and with what result."""
+    rows = json.loads((DOCS / "figures" / "reliability.json").read_text(encoding="utf-8"))
+    lines = [
+        f"| {what} | {row['tried']:,} | {row['result']} | {row['date']} |\n"
+        for what, row in rows.items()
+    ]
+    head = "| what | times | result | date |\n|---|---:|---|---|\n"
+    return f"{NOTE}\n{RELIABILITY_TEXT}{head}{''.join(lines)}"
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "../README.md": readme,
     "explanation/performance.md": performance_page,
+    "explanation/reliability.md": reliability_page,
     "reference/cli.md": cli_page,
     "reference/manifest.md": manifest_page,
     "reference/manifest.schema.json": schema,

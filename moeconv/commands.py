@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -74,6 +75,8 @@ def run_convert(options: Options, wish: Wish) -> None:
         check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)
         directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
         directory.keep_facts(facts_entries(plan.facts or {}))
+        if options.recheck:
+            _recheck(plan, directory)
         sink.adopt(directory, plan)
         events = convert(plan, checkpoint, directory, kernels, options.limits)
         manifest = _drive(sink.along(directory, events), plan, directory, options)
@@ -102,6 +105,8 @@ def _is_done(plan: Plan, out: Path, sink: Sink, options: Options) -> bool:
         sink.finish(read_manifest(out))
         return True
     check_files(out, read_manifest(out))
+    if options.recheck:
+        deque(verify(out, pick("cpu"), read_data=Subset()), maxlen=0)
     report.good(f"`{out}` is already converted with these options; nothing to do")
     if options.as_json:
         report.emit({"event": "done", "out": str(out), "plan_id": plan.id})
@@ -136,6 +141,12 @@ def _drive(
                 case Manifest():
                     manifest = event
     return manifest
+
+
+def _recheck(plan: Plan, directory: OutputDirectory) -> None:
+    for number, job in enumerate(plan.jobs):
+        if directory.drop_damaged(number, job.file):
+            report.warn(f"`{job.file}` is damaged, and is done again")
 
 
 def _show_share(out: Path, options: Options) -> None:

@@ -1,10 +1,12 @@
-"""Byte ranges of files that stay open, by `preadv` into memory that the caller owns."""
+"""Byte ranges of files that stay open for a while, by `preadv` into memory that the caller owns."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -18,8 +20,22 @@ _ADVICE: Final = 4 << 20
 """The kernel takes no more bytes than a disk's readahead at once, and forgets the rest."""
 
 
+_MOST_OPEN: Final = 24
+"""Checkpoints have thousands of shards, and a process may have as few as 64 files open."""
+
+
+@dataclass(slots=True)
+class _File:
+    """An open file, and how many threads read from it now."""
+
+    fd: int
+    readers: int = 0
+
+
 class OpenFiles:
-    """Files of a directory, opened when they are first read; safe to use from several threads.
+    """Files of a directory, opened when they are read; safe to use from several threads.
+
+    Those that were not read for longest are closed when many are open.
 
     Parameters
     ----------
@@ -30,7 +46,7 @@ class OpenFiles:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.bytes_read = 0
-        self._fds: dict[str, int] = {}
+        self._files: dict[str, _File] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -47,9 +63,9 @@ class OpenFiles:
     def close(self) -> None:
         """Close the files that were opened so far."""
         with self._lock:
-            for fd in self._fds.values():
-                os.close(fd)
-            self._fds.clear()
+            for file in self._files.values():
+                os.close(file.fd)
+            self._files.clear()
 
     def read_range(self, file: str, begin: int, out: Bytes) -> int:
         """Fill `out` (contiguous bytes) from an offset on; return how many there were.
@@ -60,26 +76,36 @@ class OpenFiles:
             The file cannot be opened or read.
         """
         view, done = memoryview(out).cast("B"), 0
-        fd = self._fd(file)
-        while done < len(view):
-            got = os.preadv(fd, [view[done:]], begin + done)
-            if got == 0:
-                break
-            done += got
+        with self._reading(file) as fd:
+            while done < len(view):
+                got = os.preadv(fd, [view[done:]], begin + done)
+                if got == 0:
+                    break
+                done += got
         with self._lock:
             self.bytes_read += done
         return done
 
     def expect(self, file: str, begin: int, nbytes: int) -> None:
         """Let the kernel fetch a range that will be read soon; only the read tells of trouble."""
-        with contextlib.suppress(OSError, AttributeError):  # not every system has the call
-            fd = self._fd(file)
+        # Not every system has the call.
+        with contextlib.suppress(OSError, AttributeError), self._reading(file) as fd:
             for at in range(begin, begin + nbytes, _ADVICE):
                 size = min(_ADVICE, begin + nbytes - at)
                 os.posix_fadvise(fd, at, size, os.POSIX_FADV_WILLNEED)
 
-    def _fd(self, file: str) -> int:
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[int]:
+        """Hold a file open while the block runs."""
         with self._lock:
-            if file not in self._fds:
-                self._fds[file] = open_regular(self.root / file)
-            return self._fds[file]
+            file = self._files.pop(name, None) or _File(open_regular(self.root / name))
+            self._files[name] = file  # the last one read comes last
+            file.readers += 1
+            idle = [other for other, held in self._files.items() if not held.readers]
+            for other in idle[: max(0, len(self._files) - _MOST_OPEN)]:
+                os.close(self._files.pop(other).fd)
+        try:
+            yield file.fd
+        finally:
+            with self._lock:
+                file.readers -= 1

@@ -50,6 +50,8 @@ class Options:
         Keep what restoring the source needs.
     overwrite
         Replace what moeconv wrote to `out`.
+    recheck
+        Read the shards of an earlier run again, and do the damaged ones again.
     as_json
         JSON lines to stdout.
     max_lost_share
@@ -74,6 +76,7 @@ class Options:
     dry_run: bool = False
     sidecar: bool = True
     overwrite: bool = False
+    recheck: bool = False
     as_json: bool = False
     max_lost_share: float = 0.01
     push: str | None = None

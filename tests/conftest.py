@@ -17,6 +17,7 @@ from moeconv.kernels.cpu import CpuKernels
 from tests import runs
 from tests.hub.server import Origins
 from tests.hub.state import FakeHub
+from tests.recording import add_row
 from tests.sources import Tiny, write_tiny
 
 if TYPE_CHECKING:
@@ -86,6 +87,17 @@ def hub(_origins: Origins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
     monkeypatch.setenv("HF_TOKEN", hub.token)
     _origins.serve(hub)
     return hub
+
+
+@pytest.fixture
+def record() -> Callable[[str, int, str], None]:
+    """Note what a suite tried for the page on reliability, if `MOECONV_RECORD` names a file."""
+
+    def note(what: str, tried: int, result: str) -> None:
+        if "MOECONV_RECORD" in os.environ:
+            add_row(Path(os.environ["MOECONV_RECORD"]), what, tried, result)
+
+    return note
 
 
 def _cpu() -> Kernels:

@@ -139,6 +139,44 @@ def test_what_is_recorded_is_not_done_again(tiny, tmp_path):
     assert {name: (out / name).stat().st_ino for name in inodes} == inodes
 
 
+@pytest.mark.parametrize("damage", ["cut", "gone", "bit"])
+def test_a_damaged_shard_is_done_again(tiny, expected, tmp_path, damage):
+    """Size always; a bit with `--recheck`."""
+    out = tmp_path / "out"
+    first, _ = (out / record.file for record in first_shards(tiny, out, 2))
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 1
+    first.unlink() if damage == "gone" else first.write_bytes(
+        data[: -1 if damage == "cut" else None]
+    )
+    args = ("trtllm", tiny, "--out", out, "--max-shard-size", "30000", "--device", "cpu")
+    again = runs.moeconv(*args, *(["--recheck"] if damage == "bit" else []))
+    assert again.returncode == 0, again.stderr
+    assert ("is damaged, and is done again" in again.stderr) == (damage == "bit")
+    assert runs.tree(out) == runs.tree(expected)
+
+
+def test_recheck_reads_a_finished_directory(tiny, expected):
+    args = ("trtllm", tiny, "--out", expected, "--max-shard-size", "30000", "--recheck")
+    assert runs.moeconv(*args).returncode == 0
+    (shard, *_) = runs.shards(expected)
+    data = bytearray((expected / shard).read_bytes())
+    data[-1] ^= 1
+    (expected / shard).write_bytes(data)
+    found = runs.moeconv(*args)
+    assert found.returncode == 6
+    assert "is damaged" in found.stderr
+
+
+def test_a_source_written_to_meanwhile_is_a_source_error(tiny, tmp_path):
+    (shard,) = tiny.glob("*.safetensors")
+    steps = runs.events(tiny, tmp_path / "out", PIECES)
+    next(steps)
+    os.utime(shard)
+    with pytest.raises(SourceError, match="changed while it was read"):
+        list(steps)
+
+
 def first_shards(source: Path, out: Path, count: int) -> Iterator[Any]:
     found = 0
     for event in runs.events(source, out, PIECES):
@@ -155,7 +193,7 @@ def test_a_source_cut_meanwhile_is_a_source_error(tiny, expected, tmp_path):
     steps = runs.events(tiny, tmp_path / "out", PIECES)
     next(steps)
     os.truncate(shard, len(whole) // 2)
-    with pytest.raises(SourceError, match="ended inside"):
+    with pytest.raises(SourceError, match=r"ended inside|changed while"):
         list(steps)
     shard.write_bytes(whole)
     runs.run(tiny, tmp_path / "out", PIECES)

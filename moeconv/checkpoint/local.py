@@ -18,12 +18,38 @@ from moeconv.paths import open_regular, read_regular
 if TYPE_CHECKING:
     from moeconv.checkpoint.origin import Span
     from moeconv.checkpoint.types import SourceFile, TensorRef
+    from moeconv.tensors import Bytes
 
 _CHUNK_BYTES: Final = 1 << 20
 
 
 class LocalRanges(OpenFiles):
-    """Byte ranges of files in a directory."""
+    """Byte ranges of files in a directory, which must stay as they are while they are read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._first: dict[str, tuple[int, int, int]] = {}
+
+    def read_range(self, file: str, begin: int, out: Bytes) -> int:
+        """Fill `out` from an offset on; return how many bytes there were.
+
+        Raises
+        ------
+        OSError
+            The file cannot be opened or read.
+        SourceError
+            It is no longer what it was at the first read.
+        """
+        first = self._first.get(file) or self._first.setdefault(file, self._state(file))
+        done = super().read_range(file, begin, out)
+        if self._state(file) != first:
+            message = f"`{file}` changed while it was read"
+            raise SourceError(message, hint="let nothing write there; then run again")
+        return done
+
+    def _state(self, name: str) -> tuple[int, int, int]:
+        found = (self.root / name).stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
     def ahead(self, spans: Sequence[Span]) -> AbstractContextManager[None]:
         """Leave reading ahead to the kernel."""

@@ -152,6 +152,9 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         help="Keep in restore/ what `moeconv restore` needs beside the converted tensors.",
     ),
     "overwrite": typer.Option("--overwrite", help="Replace an earlier moeconv directory at --out."),
+    "recheck": typer.Option(
+        "--recheck", help="Read finished shards again; those with other bytes are done again."
+    ),
     "as_json": typer.Option("--json", help="Print JSON lines to stdout, for machines."),
 }
 """A row for each field of `Options` that has a flag of its own; in the order of the help."""

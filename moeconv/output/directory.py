@@ -153,6 +153,16 @@ class OutputDirectory:
         path = self.root / file
         return record if path.is_file() and path.stat().st_size == record.size else None
 
+    def drop_damaged(self, number: int, file: str) -> bool:
+        """Forget a finished job whose shard has other bytes than it wrote; say whether it had."""
+        with self.claim(number) as is_mine:
+            record = self.record(number, file) if is_mine else None
+            if record is None or self.file_entry(file).sha256 == record.sha256:
+                return False
+            with writing(self._work):
+                (self._work / "records" / f"{number}.json").unlink()
+        return True
+
     def keep_facts(self, facts: tuple[FactsEntry, ...]) -> None:
         """Note what a survey found, for the next process of this plan."""
         self._write(self._work / _FACTS, encode(KeptFacts(self._plan_id, facts)))

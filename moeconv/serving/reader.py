@@ -152,8 +152,11 @@ class ConvertedDirectory:
             if entry.first < experts.stop and entry.last >= experts.start
         ]
         pieces.sort(key=lambda entry: entry.first)
-        held = [expert for entry in pieces for expert in range(entry.first, entry.last + 1)]
-        if [expert for expert in held if expert in experts] != list(experts):
+        # Each begins where the one before ends; nothing is counted one by one, since a manifest
+        # may say any number.
+        begins = [max(entry.first, experts.start) for entry in pieces]
+        ends = [min(entry.last + 1, experts.stop) for entry in pieces]
+        if [experts.start, *ends] != [*begins, experts.stop]:
             span = f"{experts.start} to {experts.stop - 1}"
             message = f"`{prefix}.{param}` does not hold each of the experts {span} once"
             raise VerifyError(message, hint="the manifest is broken; convert again")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -101,3 +104,47 @@ def test_a_file_that_is_gone_is_a_source_error(folder):
     (folder / NAME).unlink()
     with _reader(folder) as reader, pytest.raises(SourceError, match=r"cannot be read at `x`"):
         reader.read(ref, 0, np.empty(10, np.uint8))
+
+
+def test_more_files_than_a_process_may_open(tmp_path):
+    names = [f"{i}.safetensors" for i in range(200)]
+    for name in names:
+        write_safetensors(tmp_path / name, {"x": ("U8", (4,), name[:4].encode())})
+    refs = [read_header(tmp_path, name)[1][0] for name in names]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 40, before[1]))
+    try:
+        with Reader(LocalRanges(tmp_path)) as reader, ThreadPoolExecutor(8) as pool:
+
+            def read(ref: TensorRef) -> bytes:
+                out = np.empty(4, np.uint8)
+                reader.read(ref, 0, out)
+                return out.tobytes()
+
+            assert list(pool.map(read, refs * 3)) == [name[:4].encode() for name in names] * 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def write_to(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+
+
+def replace(path: Path) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    path.with_suffix(".new").write_bytes(data)
+    path.with_suffix(".new").rename(path)
+
+
+@pytest.mark.parametrize("change", [write_to, replace])
+def test_a_file_that_changes_while_it_is_read_is_a_source_error(folder, change):
+    ref, _ = only_ref(folder, "U8", (2000,))
+    with Reader(LocalRanges(folder)) as reader:
+        reader.read(ref, 0, np.empty(2000, np.uint8))
+        change(folder / NAME)
+        with pytest.raises(SourceError, match="changed while it was read"):
+            reader.read(ref, 0, np.empty(2000, np.uint8))

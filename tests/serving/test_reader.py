@@ -213,3 +213,14 @@ def test_one_reused_buffer(converted):
         for tensor in view.tensors():
             view.read_into(tensor, buffer[: tensor.nbytes])
             assert buffer[: tensor.nbytes].tobytes() == expected[tensor.layer, tensor.param]
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 10**12), (-(10**12), 3), (1, 3), (0, 2), (3, 0)])
+def test_a_manifest_with_any_number_of_experts_is_refused_at_once(converted, first, last):
+    """Found by fuzzing: a trillion experts were counted one by one."""
+    path = converted / "moeconv.json"
+    manifest = json.loads(path.read_text())
+    manifest["tensors"].append({**manifest["tensors"][0], "first": first, "last": last})
+    path.write_text(json.dumps(manifest))
+    with open_converted(converted) as opened, pytest.raises(VerifyError, match="does not hold"):
+        opened.rank()

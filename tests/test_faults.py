@@ -1,0 +1,121 @@
+"""Die at every read, write, fsync, rename and removal of a conversion, in each layout.
+
+The same command then makes the bytes of an uninterrupted run, and until it has no reader takes the
+directory. `slow` tries every point; a plain run tries a few.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moeconv import layouts
+from moeconv.errors import SourceError
+from moeconv.serving import open_converted
+from tests import runs
+from tests.fp4.models import Model
+from tests.sources import Tiny, write_tiny
+
+VLLM, SGLANG = ("--engine", "vllm"), ("--engine", "sglang")
+LAYOUTS = {
+    "trtllm-bf16": ("bf16", "trtllm"),
+    "marlin-nvfp4": ("modelopt", "marlin-fp4", *VLLM),
+    "marlin-nvfp4-sglang": ("ct", "marlin-fp4", *SGLANG),
+    "marlin-mxfp4": ("deepseek", "marlin-fp4", *VLLM),
+    "marlin-mxfp4-ct": ("ct-mxfp4", "marlin-fp4", *VLLM),
+    "marlin-mxfp4-gptoss": ("gptoss", "marlin-fp4", *VLLM),
+    "marlin-mxfp4-gptoss-sglang": ("gptoss", "marlin-fp4", *SGLANG),
+}
+
+
+def source_of(kind: str, root: Path) -> Path:
+    if kind == "bf16":
+        tiny = Tiny(experts=2, layers=1, shards=1, hidden=64, intermediate=64)
+        return write_tiny(root, tiny)
+    return Model(kind, experts=2, layers=1, hidden=128, intermediate=128).write(root)
+
+
+def crash(
+    layout: str, folder: Path, *, points: int, processes: int = 1, workers: int = 1
+) -> dict[str, int]:
+    """Die at some points of a conversion (0: all), and return how many there are."""
+    kind, *args = LAYOUTS[layout]
+    source = source_of(kind, folder / "source")
+    (folder / "runs").mkdir()
+    script = str(Path(__file__).with_name("crashing.py"))
+    command = [sys.executable, "-P", script, folder / "runs", points, processes, *args, source]
+    size = "40kB" if kind != "bf16" else "20kB"
+    options = ["--workers", workers, "--max-shard-size", size, "--device", "cpu"]
+    done = subprocess.run(
+        [str(word) for word in (*command, *options)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return counts
+
+
+def test_every_layout_is_put_to_the_test():
+    assert LAYOUTS.keys() == {layout.id for layout in layouts.LAYOUTS}
+
+
+@pytest.mark.parametrize("layout", ["trtllm-bf16", "marlin-nvfp4", "marlin-mxfp4-gptoss"])
+def test_death_at_some_points(tmp_path, layout):
+    assert crash(layout, tmp_path, points=5)["points"] > 100
+
+
+def test_death_beside_another_process(tmp_path):
+    assert crash("trtllm-bf16", tmp_path, points=4, processes=2, workers=2)["tried"] >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_death_at_every_point(tmp_path, layout, record):
+    counts = crash(layout, tmp_path, points=0)
+    assert counts["tried"] == counts["points"]
+    record(f"death at every call, {layout}", counts["tried"], "the bytes of an undisturbed run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "processes"), [(2, 1), (1, 2), (2, 2)])
+def test_death_at_every_point_beside_others(tmp_path, workers, processes, record):
+    counts = crash("marlin-nvfp4", tmp_path, points=0, workers=workers, processes=processes)
+    what = f"death at every call, {workers} workers, {processes} processes"
+    record(what, counts["tried"], "the bytes of an undisturbed run")
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_times(tmp_path, record):
+    """A larger conversion, killed 100 times at a random moment, and resumed each time."""
+    chance, times = random.Random(28), 100
+    source = write_tiny(
+        tmp_path / "source", Tiny(experts=16, layers=6, hidden=512, intermediate=512)
+    )
+    args = ("trtllm", source, "--max-shard-size", "3MB", "--device", "cpu")
+    began_s = time.monotonic()
+    assert runs.moeconv(*args, "--out", tmp_path / "whole").returncode == 0
+    took_s = time.monotonic() - began_s
+    expected = runs.tree(tmp_path / "whole")
+    inside = 0
+    for number in range(times):
+        out = tmp_path / f"out{number}"
+        command = [*runs.COMMAND, *map(str, args), "--out", str(out)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(chance.uniform(0.3, 1) * took_s)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if not (out / "moeconv.json").exists():
+            inside += (out / ".moeconv").exists()
+            with pytest.raises(SourceError):
+                open_converted(out)
+        again = runs.moeconv(*args, "--out", out)
+        assert again.returncode == 0, again.stderr
+        assert runs.tree(out) == expected, number
+        subprocess.run(["rm", "-r", out], check=True)
+    record(f"SIGKILL at a random moment ({inside} while it wrote)", times, "the same bytes")
