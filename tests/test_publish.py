@@ -300,3 +300,21 @@ def test_the_card(hub: FakeHub, source: Path, tmp_path: Path):
     assert f"| parameters | {count:,} |" in card.text
     assert f"vllm serve {REPO} --load-format moeconv" in card.text
     assert f"moeconv verify {REPO}" in card.text
+
+
+def test_through_xet(
+    hub: FakeHub, source: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("hf_xet")
+    from huggingface_hub import constants, hf_hub_download
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    hub.xet = True
+    push(source, tmp_path / "out", "--max-disk", "900kB")
+    assert not sent(hub)
+    manifest = json.loads(hub.store.read(REPO, "moeconv.json"))
+    shards = [it["path"] for it in manifest["files"] if it["path"].endswith(".safetensors")]
+    assert len(shards) == SHARDS
+    for path in shards:
+        copy = Path(hf_hub_download(REPO, path))
+        assert copy.read_bytes() == (plain / path).read_bytes()
