@@ -38,7 +38,7 @@ from moeconv.target import Wish, choose_layout, out_name
 from moeconv.traits import kinds_of, model_of
 from moeconv.uploads import Sent
 from moeconv.verify import Verified, bytes_to_move, check_files, verify
-from moeconv.verify_remote import verify_remote
+from moeconv.verify_remote import compare_source, verify_remote
 
 
 def run_convert(options: Options, wish: Wish) -> None:
@@ -238,6 +238,18 @@ def _digests(equal: int, subset: Subset | None) -> str:
         return "not read (--read-data)"
     part = f", part {subset.part} of {subset.of}" if subset.of > 1 else ""
     return f"{equal} equal{part}"
+
+
+def run_compare_source(where: str, *, as_json: bool) -> None:
+    """Compare the digests of the source that are kept with those that the Hub has of it."""
+    is_here = Path(where).exists() or not is_repository(where)
+    manifest = read_manifest(Path(where)) if is_here else RemoteModel(where).manifest
+    count, source = compare_source(manifest), manifest.source
+    if as_json:
+        name = f"{source.name}@{source.revision}"
+        report.emit({"event": "source compared", "source": name, "files": count})
+        return
+    report.good(f"`{source.name}` has the {count} files that were converted, by their SHA-256")
 
 
 def run_rank(root: Path, *, tp: tuple[int, int], ep: tuple[int, int], as_json: bool) -> None:

@@ -89,7 +89,7 @@ def verify(
         Something differs.
     """
     manifest = read_manifest(root)
-    check_unchanged(root)
+    check_unchanged((root / MANIFEST_NAME).read_bytes())
     _check_structure(root, manifest)
     digests = sources = 0
     lost: dict[str, int] = {}

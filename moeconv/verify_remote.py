@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from moeconv.checkpoint.sidefiles import WEIGHT_SUFFIXES
 from moeconv.digests import Subset, by_file, check_digests
-from moeconv.output.manifest import MANIFEST_NAME, FileEntry
+from moeconv.errors import UnsupportedError
+from moeconv.output.hub import Destination, Held, Repository, holds
+from moeconv.output.manifest import MANIFEST_NAME, FileEntry, Manifest
 from moeconv.output.remote import RemoteModel
 from moeconv.pipeline import Moved
 from moeconv.verify import Verified, fail
@@ -54,8 +56,7 @@ def verify_remote(
                 yield event
             else:
                 digests += 1
-    count = len(manifest.tensors) + len(manifest.weights)
-    yield Verified(len(manifest.files), count, digests)
+    yield Verified(len(manifest.files), len(list(manifest.entries())), digests)
 
 
 def _file_problems(model: RemoteModel, entry: FileEntry) -> Iterator[str]:
@@ -66,3 +67,42 @@ def _file_problems(model: RemoteModel, entry: FileEntry) -> Iterator[str]:
         yield f"`{entry.path}` has {held.size} bytes, expected {entry.size}"
     elif held.sha256 not in {None, entry.sha256}:
         yield f"`{entry.path}` has SHA-256 {held.sha256}, expected {entry.sha256}"
+
+
+def compare_source(manifest: Manifest) -> int:
+    """Compare what the manifest says of the source's files with what the Hub has there now.
+
+    Nothing of them is read: the manifest keeps sizes and SHA-256 that the Hub gave with the bytes.
+
+    Returns
+    -------
+    int
+        How many files were compared.
+
+    Raises
+    ------
+    OutputError
+        The Hub refuses, or stays away.
+    UnsupportedError
+        The source was a directory, whose digests nobody has.
+    VerifyError
+        The source has another file there, or none.
+    """
+    source = manifest.source
+    if source.revision is None or any(file.sha256 is None for file in source.files):
+        message = f"the source, `{source.name}`, was not read from the Hub: no digest is known"
+        raise UnsupportedError(message, hint="`--source SRC` compares the bytes themselves")
+    tree = Repository(Destination(source.name), manifest.plan_id).files(source.revision)
+    fail(
+        [
+            f"`{file.name}` of `{source.name}` is not what was converted: expected SHA-256 "
+            f"{file.sha256} of {file.size} bytes, found {_found(tree.get(file.name))}"
+            for file in source.files
+            if not holds(tree, file.name, file.size, file.sha256 or "")
+        ]
+    )
+    return len(source.files)
+
+
+def _found(held: Held | None) -> str:
+    return "none" if held is None else f"{held.sha256} of {held.size}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from moeconv.cli import app
 from moeconv.errors import MoeconvError
+from moeconv.output.manifest import encode_sealed, read_manifest
 from tests import runs
 from tests.hub.state import FakeHub, Fault
 
@@ -94,3 +96,29 @@ def test_refusals_are_words(hub: FakeHub, published: str, name: str, words: str)
 
 def test_a_checkpoint_is_compared_with_a_copy(hub: FakeHub, published: str, source: Path):
     assert "hf download" in str(refused(NAME, "--source", str(source)).hint)
+
+
+def test_the_source_is_compared_by_its_digests(hub: FakeHub, converted: Path, source: Path):
+    commit = hub.store.add_folder("org/source", source)
+    manifest = read_manifest(converted)
+    assert "--source SRC" in str(refused(str(converted), "--against-source").hint)
+    files = [replace(file, sha256=commit.tree[file.name].oid) for file in manifest.source.files]
+    for known in (files, [replace(files[0], sha256="0" * 64), *files[1:]]):
+        said = replace(manifest.source, name="org/source", revision=commit.oid, files=tuple(known))
+        data = encode_sealed(replace(manifest, source=said))
+        (converted / "moeconv.json").write_bytes(data)
+        hub.store.add_folder(NAME, converted)
+        for where in (str(converted), NAME):
+            if known == files:
+                shown = runs.invoke("verify", where, "--against-source", "--json")
+                assert runs.json_lines(shown)[-1]["files"] == len(files)
+            else:
+                error = refused(where, "--against-source")
+                assert "is not what was converted" in str(error)
+                assert error.exit_code == 6
+
+
+def test_a_manifest_that_was_changed(hub: FakeHub, published: str, converted: Path):
+    data = (converted / "moeconv.json").read_bytes()
+    hub.store.add(NAME, {"moeconv.json": data.replace(b"bfloat16", b"float16x")})
+    assert "was changed" in str(refused(NAME))

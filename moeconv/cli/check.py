@@ -59,6 +59,13 @@ def verify(
             show_default="no comparison",
         ),
     ] = None,
+    against_source: Annotated[
+        bool,
+        typer.Option(
+            "--against-source",
+            help="Compare the SHA-256 of the source's files with those that the Hub has of them.",
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON line to stdout, for machines.")
@@ -68,11 +75,13 @@ def verify(
 
     On the Hub, sizes and SHA-256 are those that it has of its files, and headers are read by range.
     """
-    from moeconv.commands import run_verify
+    from moeconv.commands import run_compare_source, run_verify
 
     part = "1/1" if read_data else subset
     wanted = None if part is None else _subset(part)
     run_verify(converted, read_data=wanted, source=source, device=device, as_json=as_json)
+    if against_source:
+        run_compare_source(converted, as_json=as_json)
 
 
 @verbs.command(epilog=f"Example: `moeconv rank ./converted --tp 2 --tp-rank 0`\n\n{EXIT_CODES}")

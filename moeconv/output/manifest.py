@@ -374,15 +374,14 @@ def encode_sealed(manifest: Manifest) -> bytes:
     return encode(replace(manifest, digest=_own_digest(encode(manifest))))
 
 
-def check_unchanged(root: Path) -> None:
-    """Compare a manifest with its own digest: against a slip of the hand, not against malice.
+def check_unchanged(data: bytes) -> None:
+    """Compare a manifest, as JSON, with its own digest: against a slip, not against malice.
 
     Raises
     ------
     VerifyError
         It is not as it was written.
     """
-    data = read_regular(root / MANIFEST_NAME, _MOST_BYTES)
     if decode(data, Manifest, MANIFEST_NAME).digest != _own_digest(data):
         message = f"`{MANIFEST_NAME}` was changed after the conversion: its own digest differs"
         raise VerifyError(message, hint="copy it again, or convert again with `--overwrite`")

@@ -13,7 +13,7 @@ from huggingface_hub.utils import get_session, hf_raise_for_status
 from moeconv.errors import SourceError, VerifyError
 from moeconv.output.hub import Destination, Held, Repository
 from moeconv.output.hubcalls import ask
-from moeconv.output.manifest import MANIFEST_NAME, Manifest, decode
+from moeconv.output.manifest import MANIFEST_NAME, Manifest, check_unchanged, decode
 
 if TYPE_CHECKING:
     from moeconv.tensors import Bytes
@@ -61,7 +61,9 @@ class RemoteModel:
         if MANIFEST_NAME not in self.tree:
             message = f"`{MANIFEST_NAME}` is not in `{name}`"
             raise SourceError(message, hint="is this a converted model?")
-        self.manifest = decode(repository.read(MANIFEST_NAME, commit), Manifest, MANIFEST_NAME)
+        data = repository.read(MANIFEST_NAME, commit)
+        self.manifest = decode(data, Manifest, MANIFEST_NAME)
+        check_unchanged(data)
         self._locations: dict[str, str] = {}
 
     def __enter__(self) -> Self:
