@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +74,7 @@ class FakeHub:
         self.ignored: str | None = None  # what a .gitignore in the repository would drop
         self.faults: list[Fault] = []
         self.log: list[Seen] = []
+        self.running = 0  # requests that are being answered
         self.lock = threading.RLock()
         self._signatures: set[str] = set()
 
@@ -119,7 +121,13 @@ class FakeHub:
         return None
 
     def seen(self, method: str, pattern: str) -> list[Seen]:
-        """Return the requests so far whose method and path fit."""
+        """Return the requests so far whose method and path fit.
+
+        One is noted once it is answered, and whoever asked may be here before that is done.
+        """
+        end_s = time.monotonic() + 0.3
+        while self.running and time.monotonic() < end_s:
+            time.sleep(0.001)
         return [it for it in self.log if it.method == method and re.search(pattern, it.path)]
 
     @property

@@ -55,6 +55,8 @@ class Call(BaseHTTPRequestHandler):
     def answer(self) -> None:
         """Find the route, do what it says, and note what was sent."""
         self.hub = self.server.hub
+        with self.hub.lock:
+            self.hub.running += 1
         self._is_read, self._status, self._sent = False, -1, 0
         self._cut: int | None = None
         address = urlsplit(self.path)
@@ -69,7 +71,9 @@ class Call(BaseHTTPRequestHandler):
         finally:
             ranged, agent = self.headers.get("Range", ""), self.headers.get("User-Agent", "")
             seen = Seen(self.command, self.path, ranged, self._status, self._sent, agent)
-            self.hub.log.append(seen)
+            with self.hub.lock:
+                self.hub.log.append(seen)
+                self.hub.running -= 1
 
     def log_message(self, *args: object) -> None:
         """Stay quiet."""
