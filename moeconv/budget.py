@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from moeconv.errors import UnsupportedError
@@ -19,6 +19,7 @@ from moeconv.share import WHOLE, Share, ranks_here
 from moeconv.tensors import round_up
 
 if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Checkpoint
     from moeconv.layouts.verbs import Kernels
 
 PIECE_BYTES: Final = 1 << 22
@@ -50,6 +51,14 @@ class Limits:
     max_device_bytes: int = 1 << 30
     share: Share = WHOLE
     max_shards: int | None = None
+
+    def ahead_bytes(self, checkpoint: Checkpoint) -> int:
+        """Return how much of host memory is for what is fetched ahead: a quarter, from afar."""
+        return self.max_host_bytes // 4 if checkpoint.origin.is_remote else 0
+
+    def beside(self, nbytes: int) -> Limits:
+        """Return what is left when so much host memory is taken."""
+        return replace(self, max_host_bytes=self.max_host_bytes - nbytes)
 
     @property
     def shards(self) -> int:

@@ -111,9 +111,10 @@ def _convert(
     directory.keep_draft(draft(plan, checkpoint))
     run = _Run(kernels.device, kernels.name, limits.workers)
     records: dict[str, ShardRecord] = {}
+    ahead_bytes = limits.ahead_bytes(checkpoint)
     with (
-        reader_for(checkpoint) as reader,
-        Pipeline(reader, kernels, plan, limits) as pipeline,
+        reader_for(checkpoint, ahead_bytes // limits.shards) as reader,
+        Pipeline(reader, kernels, plan, limits.beside(ahead_bytes)) as pipeline,
     ):
         jobs = enumerate(plan.jobs)
         run.known = frozenset(n for n, job in jobs if directory.record(n, job.file))

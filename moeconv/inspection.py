@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from moeconv.acceptance import Answer, answers, make_command, start_command
-from moeconv.checkpoint.index import open_checkpoint, read_config
+from moeconv.checkpoint.index import read_config
 from moeconv.errors import MoeconvError, SourceError, UnsupportedError
 from moeconv.experts import look_for_experts
 from moeconv.families import FAMILIES
@@ -28,6 +28,7 @@ from moeconv.modelconfig import activation, is_clamped, model_types, renormalise
 from moeconv.output.manifest import MANIFEST_NAME, Manifest, StackEntry, read_manifest
 from moeconv.paths import is_there
 from moeconv.recognition import pick_family, reading_families
+from moeconv.sourcing import open_source
 from moeconv.stacks import Experts, Stack
 from moeconv.target import Wish, choose_layout
 from moeconv.traits import Kind, Model, kind_of, kinds_of, model_of
@@ -41,17 +42,18 @@ if TYPE_CHECKING:
 _BEST: Final[tuple[Word, ...]] = ("yes", "yes, but", "no")
 
 
-def inspect_directory(source: Path, family_name: str | None = None) -> Inspection:
+def inspect_source(source: str, family_name: str | None = None) -> Inspection:
     """Look at a checkpoint or a converted directory; what is wrong with it is in the result."""
     try:
-        if is_there(source / MANIFEST_NAME):
-            return _converted(source, read_manifest(source))
-        return _checkpoint(open_checkpoint(source), family_name)
+        root = Path(source)
+        if is_there(root / MANIFEST_NAME):
+            return _converted(root, read_manifest(root))
+        return _checkpoint(open_source(source), family_name)
     except MoeconvError as problem:
         return Inspection(
             event="inspection",
-            root=str(source),
-            name=source.resolve().name,
+            root=source,
+            name=Path(source).resolve().name,
             checkpoint=None,
             converted=None,
             groups=(),

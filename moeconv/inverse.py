@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moeconv.budget import PIECE_BYTES, expert_sizes
-from moeconv.checkpoint.index import open_checkpoint
 from moeconv.checkpoint.reader import Reader, reader_for
 from moeconv.errors import VerifyError
 from moeconv.jobs import Converted, Passthrough
@@ -18,12 +17,14 @@ from moeconv.kernels.scalars import source_scale
 from moeconv.layouts.verbs import GlobalScale, is_lossless
 from moeconv.origin import locate, plan_again
 from moeconv.pipeline import Moved
-from moeconv.reading import read_matrix
+from moeconv.reading import read_matrix, spans_of
+from moeconv.sourcing import open_source
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels, Verb
     from moeconv.output.files import Files
     from moeconv.output.manifest import Manifest
+    from moeconv.plan import Plan
     from moeconv.tensors import Bytes
 
 _TWO = "one of the two is damaged, or they do not belong together"
@@ -38,7 +39,7 @@ class Lost:
 
 
 def compare_with_source(
-    files: Files, manifest: Manifest, kernels: Kernels, source: Path
+    files: Files, manifest: Manifest, kernels: Kernels, source: str | Path
 ) -> Iterator[Moved | Lost]:
     """Invert every converted tensor and compare all bytes with the source; yields bytes.
 
@@ -52,7 +53,7 @@ def compare_with_source(
     VerifyError
         It is another checkpoint, or some bytes differ.
     """
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_source(str(source))
     plan = plan_again(manifest, checkpoint)
     where = locate(manifest, plan, source)
     sizes = expert_sizes(plan.jobs)
@@ -60,7 +61,7 @@ def compare_with_source(
     buffers = _Buffers(*(np.empty(size, np.uint8) for size in wanted))
     with reader_for(checkpoint) as reader:
         check = _Check(files, reader, kernels, buffers)
-        for file, tensor in ((job.file, tensor) for job in plan.jobs for tensor in job.tensors):
+        for file, tensor in _announced(plan, reader):
             begin = where[file, tensor.name]
             if isinstance(tensor, Passthrough):
                 yield from _compare_bytes(files, reader, tensor, file, begin)
@@ -118,6 +119,14 @@ class _Check:
         elif not np.array_equal(inverted, expected):
             raise _difference(tensor, expert, inverted, expected)
         yield Moved(stored.size)
+
+
+def _announced(plan: Plan, reader: Reader) -> Iterator[tuple[str, Converted | Passthrough]]:
+    """Yield every tensor and its shard, a job's behind a word to the reader that they come."""
+    for job in plan.jobs:
+        with reader.ahead(spans_of(job.tensors, PIECE_BYTES)):
+            for tensor in job.tensors:
+                yield job.file, tensor
 
 
 def _compare_bytes(

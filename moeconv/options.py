@@ -22,7 +22,9 @@ class Options:
     Attributes
     ----------
     source
-        The checkpoint.
+        The checkpoint: a directory, a repository of the Hub, or a model's name.
+    keep_source
+        Fetch a repository whole, into the library's cache.
     out
         The output directory; `None` for one named after source and layout.
     tp
@@ -62,7 +64,8 @@ class Options:
         Remove shards that are on the Hub, so that those here stay below this.
     """
 
-    source: Path
+    source: str
+    keep_source: bool = False
     out: Path | None = None
     tp: int | None = None
     device: str = "auto"

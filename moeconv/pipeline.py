@@ -23,7 +23,7 @@ from moeconv.jobs import Converted, Job, Passthrough
 from moeconv.output.manifest import WRITTEN, ShardRecord, SourceDigest, TensorRecord
 from moeconv.output.shard import Entry, ShardWriter
 from moeconv.plan import Plan
-from moeconv.reading import read_matrix
+from moeconv.reading import read_matrix, spans_of
 from moeconv.ring import Ring, Slot
 
 if TYPE_CHECKING:
@@ -125,7 +125,12 @@ class Pipeline:
         tensors = {tensor.name: tensor for tensor in job.tensors}
         pending: deque[_Pending] = deque()
         book = _Book()
-        with ShardWriter(temporary, final, layout) as shard, self._ring.sharing():
+        spans = spans_of((tensors[entry.name] for entry in layout.entries), self._sizes.out)
+        with (
+            ShardWriter(temporary, final, layout) as shard,
+            self._ring.sharing(),
+            self._reader.ahead(spans),
+        ):
             try:
                 for entry in layout.entries:
                     for piece in self._pieces(tensors[entry.name], entry):

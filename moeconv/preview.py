@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 from moeconv import report
 from moeconv.acceptance import check_engines
 from moeconv.budget import budget_for
-from moeconv.checkpoint.index import open_checkpoint
-from moeconv.checkpoint.reader import reader_for
+from moeconv.checkpoint.blank import BlankRanges
+from moeconv.checkpoint.reader import Reader, reader_for
 from moeconv.errors import MoeconvError
 from moeconv.estimate import estimate
 from moeconv.experts import look_for_experts
@@ -26,6 +26,7 @@ from moeconv.output.directory import OutputDirectory
 from moeconv.output.place import check_apart, existing
 from moeconv.plan import Plan, Target, plan_for
 from moeconv.recognition import pick_family
+from moeconv.sourcing import open_source
 from moeconv.space import check_space
 from moeconv.summary import show_plan
 from moeconv.survey import check_share, survey, surveyed_bytes, total
@@ -42,7 +43,9 @@ def preview(options: Options, wish: Wish) -> None:
     """Show the plan, or all that a conversion would refuse, with its exit code."""
     # Torch is slow to import and the bytes are the same, so `auto` is the CPU here.
     kernels = pick("cpu" if options.device == "auto" else options.device)
-    checkpoint = open_checkpoint(options.source)
+    checkpoint = open_source(options.source)
+    for note in checkpoint.notes:
+        report.note(note)
     family = pick_family(checkpoint, options.family)
     experts, found = look_for_experts(checkpoint, family)
     problems = list(found)
@@ -63,9 +66,11 @@ def preview(options: Options, wish: Wish) -> None:
             plan = plan_for(checkpoint, family, experts, target)
             out = options.out or Path(out_name(checkpoint.name, layout, options.tp))
             problems += _obstacles(plan, out, options, kernels)
-            plan = surveyed(plan, checkpoint, options.max_lost_share)
+            is_remote = checkpoint.origin.is_remote
+            if not is_remote:  # else headers are all that comes over the network
+                plan = surveyed(plan, checkpoint, options.max_lost_share)
             if not problems:
-                with reader_for(checkpoint) as reader:
+                with Reader(BlankRanges()) if is_remote else reader_for(checkpoint) as reader:
                     cost = estimate(plan, reader, kernels, options.limits, existing(out))
                 show_plan(plan, checkpoint, out, cost, as_json=options.as_json)
     if problems:
@@ -119,7 +124,8 @@ def _obstacles(plan: Plan, out: Path, options: Options, kernels: Kernels) -> lis
     with _noting(problems):
         budget_for(plan.jobs, options.limits, kernels)
     with _noting(problems):
-        check_apart(out, options.source)
+        if Path(options.source).exists():
+            check_apart(out, Path(options.source))
         OutputDirectory.check(out, plan.id, plan.identity, overwrite=options.overwrite)
     with _noting(problems):
         jobs, most = options.own_jobs(plan), options.max_disk_bytes

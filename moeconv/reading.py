@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import xxhash
 
+from moeconv.checkpoint.origin import Span
 from moeconv.checkpoint.reader import Reader, scratch_bytes
-from moeconv.jobs import Place
+from moeconv.jobs import Passthrough, Place
 from moeconv.output.manifest import SourceDigest
 
 if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Part
+    from moeconv.jobs import Tensor
     from moeconv.layouts.layout import Matrix
     from moeconv.tensors import Bytes
 
@@ -37,6 +40,27 @@ def read_matrix(
         digest = xxhash.xxh3_128_hexdigest(raw)
         sources.append(SourceDigest(part.ref.name, *part.span, digest))
     return tuple(sources)
+
+
+def spans_of(tensors: Iterable[Tensor], piece_bytes: int) -> list[Span]:
+    """Return what is read for these tensors, in this order; what passes through, in pieces."""
+    spans: list[Span] = []
+    for tensor in tensors:
+        if isinstance(tensor, Passthrough):
+            ref, size = tensor.ref, tensor.spec.nbytes
+            spans += [
+                Span(ref.file, ref.begin + begin, min(piece_bytes, size - begin))
+                for begin in range(0, size, piece_bytes)
+            ]
+        else:
+            places = (place for expert in tensor.experts for place in tensor.places(expert))
+            spans += [_span(place.part) for place in places]
+    return spans
+
+
+def _span(part: Part) -> Span:
+    begin, end = part.span
+    return Span(part.ref.file, part.ref.begin + begin, end - begin)
 
 
 def scratch_for(places: Sequence[Place], matrix: Matrix) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeconv import report
-from moeconv.inspection import inspect_directory
+from moeconv.inspection import inspect_source
 
 if TYPE_CHECKING:
     from moeconv.inspected import (
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     )
 
 
-def run_inspect(source: Path, *, family: str | None, as_json: bool) -> None:
+def run_inspect(source: str, *, family: str | None, as_json: bool) -> None:
     """Say what a directory is; the exit code says whether something can be made of it."""
-    found = inspect_directory(source, family)
+    found = inspect_source(source, family)
     if as_json:
         report.emit(asdict(found))
     else:

@@ -63,6 +63,8 @@ def show_plan(
         "buffer_bytes": cost.buffer_bytes,
         "host_bytes": cost.host_bytes,
         "device_bytes": cost.device_bytes,
+        "network_bytes": sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
+        * checkpoint.origin.is_remote,
         "free_bytes": free,
         "seconds": cost.seconds,
         "bytes_per_s": round(cost.bytes_per_s),
@@ -88,12 +90,19 @@ def show_plan(
             ("buffers", report.size(cost.buffer_bytes)),
             ("peak memory", f"{report.size(cost.host_bytes)}, an estimate"),
             *_device(cost),
+            *_network(checkpoint),
             ("free disk", f"{report.size(free)}; {report.size(plan.nbytes)} are needed"),
             ("time", _time(cost)),
         ),
         to_stdout=True,
     )
     report.note("nothing was written; without `--dry-run` the same command converts")
+
+
+def _network(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    if checkpoint.origin.is_remote:
+        nbytes = sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
+        yield "network", f"{report.size(nbytes)} come over it, and are not kept here"
 
 
 def _device(cost: Estimate) -> Iterator[tuple[str, str]]:
@@ -175,7 +184,7 @@ class Finished:
         The command of each engine that takes it.
     """
 
-    source: Path | None
+    source: str | None
     out: Path
     seconds: float
     manifest: Manifest

@@ -66,7 +66,7 @@ def verify(
     kernels: Kernels,
     *,
     read_data: Subset | None = None,
-    source: Path | None = None,
+    source: str | Path | None = None,
 ) -> Iterator[Moved | Verified]:
     """Verify a converted directory; yields bytes as they are done, the result last.
 

@@ -23,7 +23,7 @@ from moeconv.checkpoint.index import open_checkpoint
 from moeconv.digests import Subset
 from moeconv.errors import MoeconvError
 from moeconv.experts import find_experts
-from moeconv.inspection import inspect_directory
+from moeconv.inspection import inspect_source
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.recognition import pick_family
 from moeconv.serving import open_converted
@@ -181,13 +181,13 @@ def _read_header(root: Path) -> None:
 
 
 def _read_checkpoint(root: Path) -> None:
-    inspect_directory(root)
+    inspect_source(str(root))
     checkpoint = open_checkpoint(root)
     find_experts(checkpoint, pick_family(checkpoint, None))
 
 
 def _read_converted(root: Path) -> None:
-    inspect_directory(root)
+    inspect_source(str(root))
     with open_converted(root, allow_partial=True) as converted:
         for tp, ep in ((1, 1), (2, 1), (1, 2)):
             view = converted.rank(tp_size=tp, ep_size=ep)

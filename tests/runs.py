@@ -15,7 +15,6 @@ import numpy as np
 from typer.testing import CliRunner
 
 from moeconv.budget import Limits
-from moeconv.checkpoint.index import open_checkpoint
 from moeconv.checkpoint.types import Checkpoint
 from moeconv.cli import app
 from moeconv.convert import convert
@@ -28,6 +27,7 @@ from moeconv.pipeline import Moved
 from moeconv.plan import Plan, Target, make_plan
 from moeconv.serving import open_converted
 from moeconv.sidecar import settle
+from moeconv.sourcing import open_source
 
 COMMAND = (sys.executable, "-m", "moeconv")
 
@@ -47,7 +47,7 @@ DEFAULT = Wanted()
 
 def plan(source: Path, wanted: Wanted = DEFAULT) -> tuple[Plan, Checkpoint]:
     """Open a checkpoint and plan its conversion to `trtllm-bf16`, which surveys nothing."""
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_source(str(source))
     prints = fingerprint(TRTLLM_BF16, CpuKernels())
     target = Target(TRTLLM_BF16, prints, wanted.tp, wanted.max_shard_bytes, wanted.layers)
     return settle(make_plan(checkpoint, target, wanted.family), checkpoint, {}), checkpoint

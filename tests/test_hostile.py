@@ -19,7 +19,7 @@ from moeconv.checkpoint.index import open_checkpoint
 from moeconv.cli import app
 from moeconv.digests import Subset
 from moeconv.errors import MoeconvError, OutputError, SourceError, VerifyError
-from moeconv.inspection import inspect_directory
+from moeconv.inspection import inspect_source
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.manifest import read_manifest
 from moeconv.serving import open_converted
@@ -82,7 +82,7 @@ def test_a_manifest_that_is_no_file(converted, make):
     make(converted / "moeconv.json")
     with pytest.raises(SourceError, match="cannot be read"):
         read_manifest(converted)
-    assert inspect_directory(converted).findings
+    assert inspect_source(str(converted)).findings
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -93,7 +93,7 @@ def test_a_converted_file_that_is_none(source, converted, make, name):
     with pytest.raises(MoeconvError):
         list(verify(converted, CpuKernels(), read_data=Subset()))
     if name == "config.json":
-        assert inspect_directory(converted).findings
+        assert inspect_source(str(converted)).findings
     if name == "experts/*":
         with pytest.raises(VerifyError, match="cannot be read"):
             runs.rank_bytes(converted)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from moeconv.cli import app
 from moeconv.errors import MoeconvError
-from moeconv.inspection import inspect_directory
+from moeconv.inspection import inspect_source
 from tests import runs
 from tests.fp4.models import Model
 from tests.sources import Tiny, noise, write_checkpoint, write_safetensors, write_tiny
@@ -370,7 +370,7 @@ def test_20_000_tensors_in_200_shards(tmp_path):
         times.append(time.perf_counter() - started)
         assert done.returncode == 0, done.stderr
     started = time.perf_counter()
-    seen = inspect_directory(source)
+    seen = inspect_source(str(source))
     inside = time.perf_counter() - started
     assert seen.checkpoint is not None
     print(

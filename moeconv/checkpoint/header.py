@@ -65,6 +65,43 @@ def read_header(root: Path, name: str) -> tuple[SourceFile, list[TensorRef]]:
     return SourceFile(name, size, hashlib.sha256(text).hexdigest(), probe), refs
 
 
+def parse_header(name: str, size: int, start: bytes) -> tuple[SourceFile, list[TensorRef]]:
+    """Return what a file of `size` bytes is whose first bytes, header and all, are `start`.
+
+    Raises
+    ------
+    SourceError
+        It is no safetensors file, or of another size than its header says.
+    """
+    raw = _raw_header(start[:PREFIX_BYTES], size, name)
+    text = start[PREFIX_BYTES : PREFIX_BYTES + raw]
+    refs = header_refs(text, name, size - PREFIX_BYTES - raw)
+    # The reference parser wants a file of the right size; this one is a hole behind the header.
+    fd = os.memfd_create(name.replace("/", "-"), os.MFD_CLOEXEC)
+    try:
+        os.write(fd, start[: PREFIX_BYTES + raw])
+        os.ftruncate(fd, size)
+        with safetensors.safe_open(f"/proc/self/fd/{fd}", framework="numpy"):
+            pass
+    except (OSError, safetensors.SafetensorError) as error:
+        message = f"`{name}` cannot be read as safetensors: {error}"
+        raise SourceError(message, hint="is it whole on the Hub?") from error
+    finally:
+        os.close(fd)
+    return SourceFile(name, size, hashlib.sha256(text).hexdigest(), None), refs
+
+
+def header_bytes(name: str, size: int, start: bytes) -> int:
+    """Return how many bytes length and header of a file take, by its first bytes.
+
+    Raises
+    ------
+    SourceError
+        It is no safetensors file.
+    """
+    return PREFIX_BYTES + _raw_header(start[:PREFIX_BYTES], size, name)
+
+
 def _raw_header(prefix: bytes, size: int, name: str) -> int:
     length = int.from_bytes(prefix, "little")
     if prefix == POINTER:

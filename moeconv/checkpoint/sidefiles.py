@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from moeconv.checkpoint.header import POINTER
 from moeconv.errors import SourceError
@@ -65,9 +65,7 @@ def _side_files(root: Path) -> Iterator[str]:
             kept.append(name)
         folders[:] = kept
         for name in names:
-            is_weight = name.endswith(WEIGHT_SUFFIXES)
-            is_index = name.removesuffix(".index.json").endswith(WEIGHT_SUFFIXES)
-            if not (is_weight or is_index or name.startswith(".")):
+            if is_side_file(name):
                 path = Path(folder) / name
                 _check_side_file(path, str(path.relative_to(root)))
                 _check_link(path, top)
@@ -79,19 +77,38 @@ def _is_output(folder: Path) -> bool:
     return (folder / MANIFEST_NAME).exists() or (folder / ".moeconv").is_dir()
 
 
-def _check_side_file(path: Path, name: str) -> None:
-    problem = None
+def is_side_file(name: str) -> bool:
+    """Say whether a file, by its name, is neither weights nor an index of them nor hidden."""
+    is_weight = name.endswith(WEIGHT_SUFFIXES)
+    is_index = name.removesuffix(".index.json").endswith(WEIGHT_SUFFIXES)
+    return not (is_weight or is_index or name.startswith("."))
+
+
+def check_name(name: str) -> None:
+    """Refuse a side file that a converted directory cannot keep under its name.
+
+    Raises
+    ------
+    SourceError
+        It is no text, or would lie where converted files go.
+    """
     if not name.isprintable() or not _is_text(name):
-        problem = "has a name that is no printable text"
-    elif Path(name).parts[0] in _RESERVED:
-        problem = "would lie where converted files go"
-    elif not path.is_file():
-        problem = "is no regular file"
-    elif not os.access(path, os.R_OK):
-        problem = "cannot be read"
-    if problem:
-        message = f"the side file `{ascii(name)[1:-1]}` of the checkpoint {problem}"
-        raise SourceError(message, hint="every file but weights is kept; move this one away")
+        _refuse(name, "has a name that is no printable text")
+    if Path(name).parts[0] in _RESERVED:
+        _refuse(name, "would lie where converted files go")
+
+
+def _check_side_file(path: Path, name: str) -> None:
+    check_name(name)
+    if not path.is_file():
+        _refuse(name, "is no regular file")
+    if not os.access(path, os.R_OK):
+        _refuse(name, "cannot be read")
+
+
+def _refuse(name: str, problem: str) -> NoReturn:
+    message = f"the side file `{ascii(name)[1:-1]}` of the checkpoint {problem}"
+    raise SourceError(message, hint="every file but weights is kept; move this one away")
 
 
 def _check_link(path: Path, top: Path) -> None:

@@ -129,6 +129,8 @@ class Checkpoint:
         What is odd about it, a sentence each, but harmless.
     indexes
         Size of each index of the weight files, by name.
+    notes
+        What a person should know of how it was found, a sentence each.
     """
 
     origin: Origin
@@ -139,3 +141,4 @@ class Checkpoint:
     side_files: tuple[str, ...]
     warnings: tuple[str, ...] = field(default=())
     indexes: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = field(default=())

@@ -52,7 +52,7 @@ def verify(
         ),
     ] = None,
     source: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="SRC",
             help="Invert every tensor and compare it with this checkpoint, byte for byte.",

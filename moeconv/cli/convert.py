@@ -24,7 +24,7 @@ def trtllm(options: Options) -> None:
     One output serves every tensor- and expert-parallel size whose share of the intermediate size
     is a multiple of 64. The same command resumes an interrupted run.
     """
-    from moeconv.commands import run_convert
+    from moeconv.converting import run_convert
     from moeconv.target import Wish
 
     run_convert(options, Wish("trtllm"))
@@ -84,7 +84,7 @@ def marlin_fp4(
     every tensor-parallel size whose share of the intermediate size is a multiple of 64. NVFP4
     bytes that depend on the expert-parallel size are not offered: the scale factor is the layer's.
     """
-    from moeconv.commands import run_convert
+    from moeconv.converting import run_convert
     from moeconv.target import Wish
 
     if nvfp4 and mxfp4:
@@ -118,7 +118,7 @@ def convert(
     `trtllm` and `marlin-fp4` find the layout for a checkpoint; this is for one that has no command
     of its own, and for scripts.
     """
-    from moeconv.commands import run_convert
+    from moeconv.converting import run_convert
     from moeconv.target import wish_for
 
     run_convert(options, wish_for(layout))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -22,8 +21,11 @@ _MOST_RANKS: Final = 1 << 10
 )
 def inspect(
     source: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Directory of a checkpoint, or a converted one."),
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="A checkpoint, as for the verbs that convert, or a converted directory.",
+        ),
     ],
     *,
     family: Annotated[str | None, FAMILY] = None,
@@ -31,7 +33,7 @@ def inspect(
         bool, typer.Option("--json", help="Print a JSON line to stdout, for machines.")
     ] = False,
 ) -> None:
-    """Show what a directory holds, what can become of it, and which engines take that.
+    """Show what SRC holds, what can become of it, and which engines take that.
 
     Reads headers and config only. Everything that stands against a conversion is listed at once.
     """

@@ -68,6 +68,11 @@ def parse_repository(text: str) -> str:
     return text
 
 
+SOURCE: Final = (
+    "A MoE checkpoint in safetensors: a directory, `org/name[@revision]` or a URL on the Hub, or a "
+    "model's name."
+)
+
 FAMILY: Final = typer.Option(
     "--family", help="Take the names of this family.", show_default="by model_type"
 )
@@ -84,7 +89,10 @@ REVISION: Final = typer.Option("--revision", help="Branch of the repository to p
 CREATE_PR: Final = typer.Option("--create-pr", help="Publish as a pull request.")
 
 SHARED: Final[Mapping[str, ParameterInfo]] = {
-    "source": typer.Argument(metavar="SRC", help="Directory of a MoE checkpoint in safetensors."),
+    "source": typer.Argument(metavar="SRC", help=SOURCE),
+    "keep_source": typer.Option(
+        "--keep-source", help="Fetch a Hub repository whole, into its library's cache, first."
+    ),
     "out": typer.Option("--out", help="Output directory.", show_default="./<name>-<layout>"),
     "tp": typer.Option(
         "--tp",

@@ -9,6 +9,7 @@ from moeconv.families.family import Family, LayerRule, Routing
 AFMOE: Final = Family(
     name="afmoe",
     model_types=("afmoe",),
+    publishers=("arcee-ai",),
     layers=LayerRule(first="num_dense_layers"),
     routing=Routing(
         "sigmoid",

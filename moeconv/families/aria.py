@@ -12,6 +12,7 @@ from moeconv.families.family import Activation, Family, Routing, Storage
 ARIA: Final = Family(
     name="aria",
     model_types=("aria", "aria_text"),
+    publishers=("rhymes-ai",),
     storages=(Storage((("gate_up", "fc1"), ("down", "fc2")), transposed=True),),
     experts=("moe_num_experts",),
     intermediate=("intermediate_size",),

@@ -9,6 +9,7 @@ from moeconv.families.family import Family, LayerRule, Routing
 BAILING_HYBRID: Final = Family(
     name="bailing-hybrid",
     model_types=("bailing_hybrid", "bailing_moe_v2_5", "bailing_moe_v3_vl"),
+    publishers=("inclusionAI",),
     layers=LayerRule(first="first_k_dense_replace"),
     routing=Routing(
         "sigmoid",

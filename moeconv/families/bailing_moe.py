@@ -9,6 +9,7 @@ from moeconv.families.family import Family, LayerRule, Routing
 BAILING_MOE: Final = Family(
     name="bailing-moe",
     model_types=("bailing_moe", "bailing_moe_v2", "bailing_moe_linear"),
+    publishers=("inclusionAI",),
     layers=LayerRule(first="first_k_dense_replace"),
     routing=Routing(scoring_keys=("score_function",)),
 )

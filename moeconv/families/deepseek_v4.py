@@ -12,6 +12,7 @@ from moeconv.families.family import W1_W3_W2, Family, Routing
 DEEPSEEK_V4: Final = Family(
     name="deepseek-v4",
     model_types=("deepseek_v4", "deepseek_v41"),
+    publishers=("deepseek-ai",),
     modules=("ffn.experts",),
     storages=(W1_W3_W2,),
     routing=Routing("sqrtsoftplus", scoring_keys=("scoring_func",), renormalise=True),

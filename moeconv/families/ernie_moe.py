@@ -9,6 +9,7 @@ from moeconv.families.family import Family, LayerRule, Routing
 ERNIE_MOE: Final = Family(
     name="ernie-moe",
     model_types=("ernie4_5_moe",),
+    publishers=("baidu",),
     layers=LayerRule(
         first="moe_layer_start_index", last="moe_layer_end_index", step="moe_layer_interval"
     ),

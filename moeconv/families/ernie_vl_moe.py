@@ -9,6 +9,7 @@ from moeconv.families.family import Family, Routing
 ERNIE_VL_MOE: Final = Family(
     name="ernie-vl-moe",
     model_types=("ernie4_5_vl_moe", "ernie4_5_vl_moe_text", "ernie4_5_moe_vl"),
+    publishers=("baidu",),
     experts=("moe_num_experts",),
     routing=Routing(renormalise=True, biased=True),
     refusal=(

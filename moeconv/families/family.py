@@ -177,6 +177,8 @@ class Family:
         What an engine must know of them beside their weights.
     gated
         Whether experts have a gate projection.
+    publishers
+        Who publishes such models on the Hub: they are asked where a model is named without one.
     refusal
         Why none of these checkpoints can be converted, where none can.
     """
@@ -197,4 +199,5 @@ class Family:
     activation: Activation = field(default=Activation())
     routing: Routing = field(default=Routing())
     gated: bool = True
+    publishers: tuple[str, ...] = ()
     refusal: str | None = None

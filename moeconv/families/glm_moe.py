@@ -17,6 +17,7 @@ GLM_MOE: Final = Family(
         "glm5_next",
         "glm5_next_text",
     ),
+    publishers=("zai-org",),
     layers=LayerRule(first="first_k_dense_replace"),
     routing=Routing("sigmoid", scoring_keys=("scoring_func",), biased=True),
 )

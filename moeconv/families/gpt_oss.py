@@ -13,6 +13,7 @@ from moeconv.families.family import STACKED, Activation, Family, Routing, Storag
 GPT_OSS: Final = Family(
     name="gpt-oss",
     model_types=("gpt_oss",),
+    publishers=("openai",),
     storages=(
         Storage(STACKED.names, transposed=True, order="pairs"),
         Storage(STACKED.names, order="pairs"),

@@ -13,6 +13,7 @@ from moeconv.families.family import STACKED, Family, Routing, Storage
 GRANITE_MOE: Final = Family(
     name="granite-moe",
     model_types=("granitemoe", "granitemoe_swa", "granitemoeshared", "granitemoehybrid"),
+    publishers=("ibm-granite",),
     modules=("block_sparse_moe.experts", "block_sparse_moe"),
     owns_module=False,
     storages=(Storage((("gate_up", "input_linear"), ("down", "output_linear"))), STACKED),

@@ -12,5 +12,6 @@ from moeconv.families.family import Family, Routing
 HUNYUAN_MOE: Final = Family(
     name="hunyuan-moe",
     model_types=("hunyuan_v1_moe",),
+    publishers=("tencent",),
     routing=Routing(renormalise=True),
 )

@@ -9,6 +9,7 @@ from moeconv.families.family import Family, LayerRule, Routing
 HY_V3: Final = Family(
     name="hy-v3",
     model_types=("hy_v3",),
+    publishers=("tencent",),
     layers=LayerRule(first="first_k_dense_replace"),
     routing=Routing(
         "sigmoid", renormalise_keys=("route_norm",), renormalise_default=True, biased=True

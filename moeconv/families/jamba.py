@@ -9,6 +9,7 @@ from moeconv.families.family import Family, LayerRule, Routing
 JAMBA: Final = Family(
     name="jamba",
     model_types=("jamba",),
+    publishers=("ai21labs",),
     modules=("feed_forward.experts",),
     layers=LayerRule(period="expert_layer_period", offset="expert_layer_offset"),
     intermediate=("intermediate_size",),

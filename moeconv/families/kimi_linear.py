@@ -12,6 +12,7 @@ from moeconv.families.family import W1_W3_W2, Family, LayerRule, Routing
 KIMI_LINEAR: Final = Family(
     name="kimi-linear",
     model_types=("kimi_linear", "kimi_k3"),
+    publishers=("moonshotai",),
     modules=("block_sparse_moe.experts",),
     storages=(W1_W3_W2,),
     layers=LayerRule(first="first_k_dense_replace", period="moe_layer_freq"),

@@ -9,6 +9,7 @@ from moeconv.families.family import W1_W3_W2, Activation, Family, LayerRule, Rou
 LFM2_MOE: Final = Family(
     name="lfm2-moe",
     model_types=("lfm2_moe",),
+    publishers=("LiquidAI",),
     modules=("feed_forward.experts",),
     storages=(W1_W3_W2,),
     layers=LayerRule(first="num_dense_layers"),

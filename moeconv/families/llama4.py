@@ -12,6 +12,7 @@ from moeconv.families.family import GATE_UP_DOWN, STACKED_TRANSPOSED, Family, La
 LLAMA4: Final = Family(
     name="llama4",
     model_types=("llama4", "llama4_text"),
+    publishers=("meta-llama",),
     modules=("feed_forward.experts",),
     storages=(STACKED_TRANSPOSED, GATE_UP_DOWN),
     layers=LayerRule(moe_list="moe_layers", step="interleave_moe_layer_step"),

@@ -13,6 +13,7 @@ from moeconv.families.family import Family, Routing
 LONGCAT_FLASH: Final = Family(
     name="longcat-flash",
     model_types=("longcat_flash",),
+    publishers=("meituan-longcat",),
     layer_count=("num_layers", "num_hidden_layers"),
     experts=("n_routed_experts",),
     intermediate=("expert_ffn_hidden_size",),

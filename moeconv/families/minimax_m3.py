@@ -13,6 +13,7 @@ from moeconv.families.family import W1_W3_W2, Activation, Family, Routing
 MINIMAX_M3: Final = Family(
     name="minimax-m3",
     model_types=("minimax_m3_vl", "minimax_m3_vl_text", "minimax_m3_text"),
+    publishers=("MiniMaxAI",),
     modules=("block_sparse_moe.experts",),
     storages=(W1_W3_W2,),
     intermediate=("intermediate_size",),

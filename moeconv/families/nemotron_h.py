@@ -13,6 +13,7 @@ from moeconv.families.family import STACKED_UP_DOWN, UP_DOWN, Activation, Family
 NEMOTRON_H: Final = Family(
     name="nemotron-h",
     model_types=("nemotron_h", "nemotron_h_puzzle"),
+    publishers=("nvidia",),
     roots=("backbone.layers.{layer}", "model.layers.{layer}"),
     modules=("mixer.experts",),
     storages=(UP_DOWN, STACKED_UP_DOWN),

@@ -9,6 +9,7 @@ from moeconv.families.family import Family, Routing
 OLMOE: Final = Family(
     name="olmoe",
     model_types=("olmoe", "flex_olmo"),
+    publishers=("allenai",),
     intermediate=("intermediate_size",),
     routing=Routing(renormalise_default=False),
 )

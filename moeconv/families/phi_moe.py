@@ -9,6 +9,7 @@ from moeconv.families.family import W1_W3_W2, Family, Routing
 PHI_MOE: Final = Family(
     name="phi-moe",
     model_types=("phimoe",),
+    publishers=("microsoft",),
     modules=("block_sparse_moe.experts",),
     storages=(W1_W3_W2,),
     routing=Routing(renormalise=False, custom="sparsemixer"),

@@ -13,6 +13,7 @@ from moeconv.families.family import GATE_UP_DOWN, STACKED, Family, Routing
 QWEN3_5_MOE: Final = Family(
     name="qwen3.5-moe",
     model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
+    publishers=("Qwen",),
     storages=(STACKED, GATE_UP_DOWN),
     routing=Routing(renormalise=True),
 )

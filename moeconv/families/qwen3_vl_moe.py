@@ -20,6 +20,7 @@ from moeconv.families.family import (
 QWEN3_VL_MOE: Final = Family(
     name="qwen3-vl-moe",
     model_types=("qwen3_vl_moe", "qwen3_vl_moe_text"),
+    publishers=("Qwen",),
     storages=(STACKED_TRANSPOSED, STACKED, GATE_UP_DOWN),
     layers=LayerRule(dense_list="mlp_only_layers", step="decoder_sparse_step"),
     routing=Routing(renormalise=True),

@@ -19,6 +19,7 @@ QWEN_MOE: Final = Family(
         "qwen3_omni_moe_thinker",
         "qwen3_omni_moe_text",
     ),
+    publishers=("Qwen", "nvidia"),
     roots=(*TEXT_ROOTS, "thinker.model.layers.{layer}"),
     layers=LayerRule(dense_list="mlp_only_layers", step="decoder_sparse_step"),
 )

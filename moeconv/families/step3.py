@@ -12,6 +12,7 @@ from moeconv.families.family import STACKED_GATE_UP_DOWN, Family, LayerRule, Rou
 STEP3: Final = Family(
     name="step3",
     model_types=("step3_vl", "step3_text"),
+    publishers=("stepfun-ai",),
     modules=("moe",),
     owns_module=False,
     storages=(STACKED_GATE_UP_DOWN,),

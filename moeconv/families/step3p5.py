@@ -12,6 +12,7 @@ from moeconv.families.family import GATE_UP_DOWN, STACKED_GATE_UP_DOWN, Family, 
 STEP3P5: Final = Family(
     name="step3.5",
     model_types=("step3p5", "step3p7"),
+    publishers=("stepfun-ai",),
     modules=("moe.experts", "moe"),
     owns_module=False,
     storages=(STACKED_GATE_UP_DOWN, GATE_UP_DOWN),

@@ -1,0 +1,99 @@
+"""What did the person mean by SRC? A directory, a repository of the Hub, or a model by its name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from moeconv.checkpoint.index import open_checkpoint, open_origin
+from moeconv.errors import SourceError
+from moeconv.families import FAMILIES
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Checkpoint
+
+_WORD: Final = r"[A-Za-z0-9][\w.-]*"
+_REPO: Final = re.compile(rf"({_WORD}/{_WORD})(?:@([\w./-]+))?", re.ASCII)
+_NAME: Final = re.compile(rf"({_WORD})(?:@([\w./-]+))?", re.ASCII)
+_URL: Final = re.compile(rf"({_WORD}/{_WORD})(?:/tree/([\w./%-]+?))?/?", re.ASCII)
+_HOST: Final = "https://huggingface.co"
+
+
+def open_source(source: str, *, keep: bool = False) -> Checkpoint:
+    """Open the checkpoint that a person named.
+
+    Parameters
+    ----------
+    source
+        A directory, `org/name[@revision]`, the address of a repository, or a model's bare name.
+        What is there as a directory is that.
+    keep
+        Fetch the files of a repository whole, into the library's cache, and read them there.
+
+    Raises
+    ------
+    SourceError
+        It is not there, is not one thing, or cannot be read.
+    UnsupportedError
+        It is converted already, or holds no safetensors weights.
+    """
+    found = None if Path(source).exists() else _repository(source)
+    if found is None:
+        return open_checkpoint(source)
+    from moeconv.checkpoint.hub import HubOrigin, fetch, find_on_hub
+
+    repo, revision = found
+    origin = find_on_hub(repo, revision)
+    checkpoint = open_origin(origin)
+    if keep and isinstance(origin, HubOrigin):
+        checkpoint = open_origin(fetch(checkpoint, origin))
+    note = f"`{source}` is `{repo}` on the Hub, at commit {origin.commit}"
+    return replace(checkpoint, notes=(note,))
+
+
+def _repository(source: str) -> tuple[str, str | None] | None:
+    """Return repository and revision, or none for what can only be a directory."""
+    for host in (_HOST, os.environ.get("HF_ENDPOINT", _HOST)):
+        rest = source.removeprefix(f"{host.rstrip('/')}/")
+        if rest != source and (match := _URL.fullmatch(rest)):
+            return match[1], match[2]
+    if match := _REPO.fullmatch(source):
+        return match[1], match[2]
+    if match := _NAME.fullmatch(source):
+        return _by_name(match[1], match[2]), match[2]
+    return None
+
+
+def _by_name(name: str, revision: str | None) -> str:
+    """Return the repository of this name, if exactly one of the publishers has it."""
+    from moeconv.checkpoint.hub import is_on_hub
+
+    asked = [f"{publisher}/{name}" for publisher in publishers()]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = pool.map(is_on_hub, asked)
+        found = [repo for repo, is_there in zip(asked, answers, strict=True) if is_there]
+    if len(found) == 1:
+        return found[0]
+    at = f"@{revision}" if revision else ""
+    if found:
+        message = f"`{name}` is no directory here, and {len(found)} publishers have such a model"
+        hint = "give one of: " + ", ".join(f"`{repo}{at}`" for repo in found)
+        raise SourceError(message, hint=hint)
+    message = f"`{name}` is no directory here, and none of the known publishers has such a model"
+    hint = f"give a directory, or `org/{name}{at}`; asked for: {', '.join(publishers())}"
+    raise SourceError(message, hint=hint)
+
+
+def publishers() -> list[str]:
+    """Return who publishes models of the families, sorted."""
+    return sorted(set(_publishers()), key=str.lower)
+
+
+def _publishers() -> Iterator[str]:
+    for family in FAMILIES:
+        yield from family.publishers

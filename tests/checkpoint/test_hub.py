@@ -1,0 +1,223 @@
+"""A checkpoint of the Hub: found, looked at, streamed, whatever the network does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moeconv.errors import MoeconvError, OutputError, SourceError, UnsupportedError
+from moeconv.families import FAMILIES
+from moeconv.sourcing import open_source, publishers
+from tests import runs
+from tests.hub.state import FakeHub, Fault
+
+REPO = "Qwen/Tiny-MoE"
+
+
+@pytest.fixture
+def published(hub: FakeHub, source: Path) -> Path:
+    """The checkpoint `source`, on the Hub as `REPO`."""
+    hub.store.add_folder(REPO, source)
+    return source
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*runs.COMMAND, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _shards(out: Path) -> dict[str, bytes]:
+    return {str(it.relative_to(out)): it.read_bytes() for it in out.rglob("*.safetensors")}
+
+
+def test_the_bytes_are_those_of_the_directory(
+    hub: FakeHub, published: Path, converted: Path, tmp_path: Path
+):
+    out = tmp_path / "out"
+    done = _run("trtllm", REPO, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert _shards(out) == _shards(converted)
+    manifest = json.loads((out / "moeconv.json").read_bytes())
+    head = hub.store.repos[REPO].head
+    assert manifest["source"]["name"] == REPO
+    assert manifest["source"]["revision"] == head.oid
+    digests = {file["name"]: file["sha256"] for file in manifest["source"]["files"]}
+    assert digests == {name: it.oid for name, it in head.tree.items() if it.is_lfs}
+    assert not list((tmp_path / "hf-home").rglob("*"))
+    assert head.oid in done.stderr
+    verified = _run("verify", str(out), "--source", f"{REPO}@{head.oid}")
+    assert verified.returncode == 0, verified.stderr
+
+
+def test_kept_files_are_of_the_same_plan(hub: FakeHub, published: Path, tmp_path: Path):
+    streamed, kept = open_source(REPO), open_source(REPO, keep=True)
+    assert list((tmp_path / "hf-home").rglob("*.safetensors"))
+    assert not kept.origin.is_remote
+    assert kept.origin.where == streamed.origin.where
+    assert [file.sha256 for file in kept.files] == [file.sha256 for file in streamed.files]
+    assert kept.side_files == streamed.side_files
+    assert dict(kept.tensors) == dict(streamed.tensors)
+
+
+def test_a_revision_is_pinned_and_another_one_refused(
+    hub: FakeHub, published: Path, tmp_path: Path
+):
+    first = hub.store.repos[REPO].head.oid
+    runs.run(Path(REPO), tmp_path / "out")
+    hub.store.add(REPO, {"new.txt": b"new"})
+    with pytest.raises(OutputError, match=f"source revision .{first} there"):
+        runs.run(Path(REPO), tmp_path / "out")
+    runs.run(Path(f"{REPO}@{first}"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("verb", ["inspect", "trtllm"])
+def test_a_look_costs_kilobytes(hub: FakeHub, tmp_path: Path, verb: str):
+    from tests.test_memory import write_sparse
+
+    source = write_sparse(tmp_path / "large", 64)
+    hub.store.add_folder(REPO, source)
+    done = _run(verb, REPO, "--json", *(["--dry-run"] if verb == "trtllm" else []))
+    assert done.returncode == 0, done.stderr
+    assert (source / "model.safetensors").stat().st_size > 50 << 20
+    assert hub.sent_bytes < 300_000
+    assert len(hub.log) < 10
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        REPO,
+        f"{REPO}@main",
+        f"https://huggingface.co/{REPO}",
+        f"https://huggingface.co/{REPO}/tree/main",
+        "Tiny-MoE",
+        "Tiny-MoE@main",
+    ],
+)
+def test_a_repository_is_found_by_each_of_its_names(hub: FakeHub, published: Path, said: str):
+    checkpoint = open_source(said)
+    assert checkpoint.name == "Tiny-MoE"
+    assert checkpoint.origin.repo == REPO
+    assert REPO in checkpoint.notes[0]
+
+
+def test_a_directory_of_the_name_wins(
+    hub: FakeHub, published: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(published.parent)
+    published.rename(published.parent / "Tiny-MoE")
+    assert open_source("Tiny-MoE").origin.repo is None
+    assert not hub.log
+
+
+def test_a_name_of_two_publishers_is_no_name(hub: FakeHub, published: Path):
+    hub.store.add_folder("nvidia/Tiny-MoE", published)
+    with pytest.raises(SourceError, match="2 publishers") as refused:
+        open_source("Tiny-MoE")
+    assert f"`{REPO}`" in str(refused.value.hint)
+    assert "`nvidia/Tiny-MoE`" in str(refused.value.hint)
+    with pytest.raises(SourceError, match="none of the known publishers"):
+        open_source("Tiny-MoE-2")
+
+
+def test_every_family_has_a_publisher():
+    assert all(family.publishers for family in FAMILIES)
+    assert {"Qwen", "deepseek-ai", "openai", "mistralai"} <= set(publishers())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(Fault("GET", "/cdn/", times=3, cut=50_000), id="cut"),
+        pytest.param(Fault("GET", "/cdn/", cut=0), id="dropped"),
+        pytest.param(Fault("GET", "/cdn/", status=403), id="expired"),
+        pytest.param(
+            Fault("GET", "/cdn/", status=429, headers={"Retry-After": "0"}), id="rate limit"
+        ),
+        pytest.param(
+            Fault("HEAD", "/resolve/", status=429, headers={"Retry-After": "0"}), id="both ways"
+        ),
+    ],
+)
+def test_what_passes_is_got_over(
+    hub: FakeHub, make_checkpoint: Callable[..., Path], tmp_path: Path, fault: Fault
+):
+    source = make_checkpoint(hidden=256, intermediate=128)
+    hub.store.add_folder(REPO, source)
+    fault.skip = 0 if fault.method == "HEAD" else 1
+    hub.faults = [fault]
+    out = runs.run(Path(REPO), tmp_path / "out")
+    assert fault.times == 0
+    assert _shards(out) == _shards(runs.run(source, tmp_path / "converted"))
+
+
+def test_addresses_that_expire_are_renewed(hub: FakeHub, published: Path):
+    checkpoint = open_source(REPO)
+    hub.expire()
+    (file, *_) = (ref.file for ref in checkpoint.tensors.values())
+    assert len(b"".join(checkpoint.origin.chunks(file))) > 0
+    assert 403 in {it.status for it in hub.log}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message", "hint"),
+    [
+        ("org/none", None, "no such repository", "hf auth login"),
+        (f"{REPO}@none", None, "no such revision", "behind the `@`"),
+        (REPO, "gated", "restricted", "ask for access"),
+        (REPO, "private", "no such repository", "HF_TOKEN"),
+        (REPO, "converted", "already converted", "original"),
+        (REPO, "busy", "answers 401", "hf auth login"),
+    ],
+)
+def test_what_is_final_is_said(
+    hub: FakeHub,
+    published: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    change: str | None,
+    message: str,
+    hint: str,
+):
+    repo = hub.store.repos[REPO]
+    repo.gated = change == "gated"
+    repo.private = change == "private"
+    if change == "private":
+        monkeypatch.delenv("HF_TOKEN")
+    if change == "converted":
+        hub.store.add(REPO, {"moeconv.json": b"{}"})
+    if change == "busy":
+        hub.faults = [Fault("GET", "/api/models", status=401)]
+    with pytest.raises(MoeconvError, match=message) as refused:
+        open_source(name)
+    assert hint in str(refused.value.hint)
+    assert isinstance(refused.value, SourceError | UnsupportedError)
+
+
+def test_without_a_network_the_cache_counts(
+    hub: FakeHub, published: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from huggingface_hub import constants, snapshot_download
+
+    head = hub.store.repos[REPO].head.oid
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(SourceError, match="not in the cache"):
+        open_source(REPO)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    snapshot_download(REPO)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert open_source(REPO).origin.commit == head
+
+
+def test_the_token_stays_with_the_hub(hub: FakeHub, published: Path):
+    open_source(REPO)  # the CDN answers 400 to whoever brings it
+    assert {it.status for it in hub.seen("GET", "/cdn/")} == {206}
+
+
+def test_an_absent_directory_is_no_repository():
+    with pytest.raises(SourceError, match="is not a directory"):
+        open_source("./nowhere/at/all")
