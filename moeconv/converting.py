@@ -28,7 +28,7 @@ from moeconv.preview import preview, surveyed, target_of
 from moeconv.pushing import Sink, sink_for
 from moeconv.recognition import pick_family
 from moeconv.sidecar import settle
-from moeconv.sourcing import open_source
+from moeconv.sourcing import is_local, open_source
 from moeconv.space import check_space, say_what_is_missing
 from moeconv.summary import Finished, show_result
 from moeconv.target import Wish, choose_layout, out_name
@@ -84,7 +84,7 @@ def _decide(options: Options, wish: Wish, kernels: Kernels) -> _Decided:
     model = model_of(family, checkpoint.config, kinds_of(plan.stacks), checkpoint.tensors)
     for warning in (*plan.warnings, *check_engines(layout, model)):
         report.warn(warning)
-    if Path(options.source).exists():
+    if is_local(options.source):
         check_apart(out, Path(options.source))
     check_place(out)
     return _Decided(checkpoint, plan, out, start_commands(layout, model, out))

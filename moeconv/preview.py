@@ -26,7 +26,7 @@ from moeconv.output.directory import OutputDirectory
 from moeconv.output.place import check_apart, existing
 from moeconv.plan import Plan, Target, plan_for
 from moeconv.recognition import pick_family
-from moeconv.sourcing import open_source
+from moeconv.sourcing import is_local, open_source
 from moeconv.space import check_space
 from moeconv.summary import show_plan
 from moeconv.survey import check_share, survey, surveyed_bytes, total
@@ -124,7 +124,7 @@ def _obstacles(plan: Plan, out: Path, options: Options, kernels: Kernels) -> lis
     with _noting(problems):
         budget_for(plan.jobs, options.limits, kernels)
     with _noting(problems):
-        if Path(options.source).exists():
+        if is_local(options.source):
             check_apart(out, Path(options.source))
         OutputDirectory.check(out, plan.id, plan.identity, overwrite=options.overwrite)
     with _noting(problems):

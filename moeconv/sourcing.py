@@ -42,7 +42,7 @@ def open_source(source: str, *, keep: bool = False) -> Checkpoint:
     UnsupportedError
         It is converted already, or holds no safetensors weights.
     """
-    found = None if Path(source).exists() else _repository(source)
+    found = None if is_local(source) else _repository(source)
     if found is None:
         return open_checkpoint(source)
     from moeconv.checkpoint.hub import HubOrigin, fetch, find_on_hub
@@ -54,6 +54,14 @@ def open_source(source: str, *, keep: bool = False) -> Checkpoint:
         checkpoint = open_origin(fetch(checkpoint, origin))
     note = f"`{source}` is `{repo}` on the Hub, at commit {origin.commit}"
     return replace(checkpoint, notes=(note,))
+
+
+def is_local(source: str) -> bool:
+    """Say whether a source is something on this machine, be it fit to be opened or not."""
+    try:
+        return Path(source).exists()
+    except OSError:  # a name that no disk takes
+        return True
 
 
 def _repository(source: str) -> tuple[str, str | None] | None:
@@ -75,16 +83,20 @@ def _by_name(name: str, revision: str | None) -> str:
 
     asked = [f"{publisher}/{name}" for publisher in publishers()]
     with ThreadPoolExecutor(len(asked)) as pool:
-        answers = pool.map(is_on_hub, asked)
-        found = [repo for repo, is_there in zip(asked, answers, strict=True) if is_there]
+        try:
+            answers = list(pool.map(is_on_hub, asked))
+        except SourceError as problem:
+            message = f"`{name}` is not a directory here, and cannot be looked for: {problem}"
+            raise SourceError(message, hint=problem.hint) from problem
+    found = [repo for repo, is_there in zip(asked, answers, strict=True) if is_there]
     if len(found) == 1:
         return found[0]
     at = f"@{revision}" if revision else ""
     if found:
-        message = f"`{name}` is no directory here, and {len(found)} publishers have such a model"
+        message = f"`{name}` is not a directory here, and {len(found)} publishers have such a model"
         hint = "give one of: " + ", ".join(f"`{repo}{at}`" for repo in found)
         raise SourceError(message, hint=hint)
-    message = f"`{name}` is no directory here, and none of the known publishers has such a model"
+    message = f"`{name}` is not a directory here, and none of the known publishers has such a model"
     hint = f"give a directory, or `org/{name}{at}`; asked for: {', '.join(publishers())}"
     raise SourceError(message, hint=hint)
 

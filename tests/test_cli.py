@@ -154,7 +154,7 @@ def test_dry_run_writes_nothing(source, tmp_path, as_json):
         (["trtllm", "SOURCE", "--max-shard-size", "0"], 2, "--max-shard-size"),
         (["trtllm", "SOURCE", "--layers", "3-1"], 2, "no range of layers"),
         (["trtllm", "SOURCE", "--workers", "0"], 2, "--workers"),
-        (["trtllm", "nowhere"], 3, "`nowhere` is not a directory"),
+        (["trtllm", "./nowhere"], 3, "`nowhere` is not a directory"),
         (["verify", "SOURCE"], 3, "`moeconv.json` is not in"),
         (["rank", "SOURCE"], 3, "`moeconv.json` is not in"),
         (["trtllm", "OUT"], 4, "already converted"),
