@@ -14,7 +14,7 @@ from moeconv.output.remote import RemoteModel, is_repository
 from moeconv.restore import Restored, bytes_to_restore, restore
 from moeconv.seal import seal
 from moeconv.serving import open_converted
-from moeconv.verify import Verified, bytes_to_move, verify
+from moeconv.verification import Verified, bytes_to_move, verify
 from moeconv.verify_remote import compare_source, verify_remote
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from moeconv import report
 from moeconv.acceptance import check_engines, start_commands
 from moeconv.budget import budget_for
-from moeconv.convert import convert
+from moeconv.conversion import convert
 from moeconv.digests import Subset
 from moeconv.errors import OutputError
 from moeconv.experts import find_experts
@@ -34,7 +34,7 @@ from moeconv.summary import Finished, show_result
 from moeconv.target import Wish, choose_layout, out_name
 from moeconv.traits import kinds_of, model_of
 from moeconv.uploads import Sent
-from moeconv.verify import check_files, verify
+from moeconv.verification import check_files, verify
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint

@@ -11,7 +11,7 @@ from moeconv.output.hub import Destination, Held, Repository, holds
 from moeconv.output.manifest import MANIFEST_NAME, FileEntry, Manifest
 from moeconv.output.remote import RemoteModel
 from moeconv.pipeline import Moved
-from moeconv.verify import Verified, fail
+from moeconv.verification import Verified, fail
 
 
 def verify_remote(

@@ -27,7 +27,7 @@ from moeconv.inspection import inspect_source
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.recognition import pick_family
 from moeconv.serving import open_converted
-from moeconv.verify import verify
+from moeconv.verification import verify
 from tests import runs
 from tests.sources import Tiny, write_tiny
 

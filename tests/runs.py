@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from moeconv.budget import Limits
 from moeconv.checkpoint.types import Checkpoint
 from moeconv.cli import app
-from moeconv.convert import convert
+from moeconv.conversion import convert
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.layouts import TRTLLM_BF16
 from moeconv.layouts.fingerprint import fingerprint

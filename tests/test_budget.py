@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeconv.budget import PIECE_BYTES, Limits, budget_for, default_workers, expert_sizes
-from moeconv.convert import convert
+from moeconv.conversion import convert
 from moeconv.errors import UnsupportedError
 from moeconv.jobs import Converted
 from moeconv.kernels.cpu import CpuKernels

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moeconv.budget import Limits
-from moeconv.convert import convert
+from moeconv.conversion import convert
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord
 from moeconv.pipeline import Moved

@@ -23,7 +23,7 @@ from moeconv.inspection import inspect_source
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.manifest import read_manifest
 from moeconv.serving import open_converted
-from moeconv.verify import verify
+from moeconv.verification import verify
 from tests import runs
 from tests.sources import write_raw
 

@@ -13,7 +13,7 @@ import pytest
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.digests import Subset
 from moeconv.kernels.cpu import CpuKernels
-from moeconv.verify import Verified, verify
+from moeconv.verification import Verified, verify
 from tests import published, runs
 from tests.sources import Tensor, write_checkpoint
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeconv.budget import Limits
-from moeconv.convert import convert
+from moeconv.conversion import convert
 from moeconv.errors import UnsupportedError
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.directory import OutputDirectory

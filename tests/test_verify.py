@@ -15,7 +15,7 @@ from moeconv.errors import SourceError, VerifyError
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.manifest import read_manifest
 from moeconv.pipeline import Moved
-from moeconv.verify import Verified, bytes_to_move, verify
+from moeconv.verification import Verified, bytes_to_move, verify
 from tests import runs
 from tests.runs import Wanted
 

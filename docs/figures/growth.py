@@ -20,7 +20,7 @@ from pathlib import Path
 from moeconv.bench.shapes import find_shape
 from moeconv.budget import Limits
 from moeconv.checkpoint.index import open_checkpoint
-from moeconv.convert import convert
+from moeconv.conversion import convert
 from moeconv.kernels import pick
 from moeconv.layouts import TRTLLM_BF16
 from moeconv.layouts.fingerprint import fingerprint

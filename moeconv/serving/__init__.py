@@ -12,4 +12,6 @@ from __future__ import annotations
 from moeconv.serving.rank import Rank, RankTensor
 from moeconv.serving.reader import ConvertedDirectory, open_converted
 
-__all__ = ["ConvertedDirectory", "Rank", "RankTensor", "open_converted"]
+open = open_converted  # noqa: A001  (`moeconv.serving.open`, as a program says it)
+
+__all__ = ["ConvertedDirectory", "Rank", "RankTensor", "open", "open_converted"]

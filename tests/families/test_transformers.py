@@ -17,7 +17,7 @@ from moeconv.errors import UnsupportedError
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.modelconfig import activation, renormalises
 from moeconv.recognition import pick_family
-from moeconv.verify import Verified, verify
+from moeconv.verification import Verified, verify
 from tests import runs
 from tests.families import tiny
 from tests.families.unshuffle import read_expert

@@ -1,0 +1,165 @@
+"""What can a program ask? The line as four calls: open, plan, convert, verify; then `serving`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moeconv.budget import Limits
+from moeconv.checkpoint.reader import reader_for
+from moeconv.conversion import convert as run
+from moeconv.digests import Subset
+from moeconv.errors import VerifyError
+from moeconv.experts import find_experts
+from moeconv.kernels import pick
+from moeconv.layouts.fingerprint import fingerprint
+from moeconv.output.directory import OutputDirectory
+from moeconv.output.manifest import Manifest, ShardRecord
+from moeconv.pipeline import Moved
+from moeconv.plan import Plan, Target, facts_entries, known_facts, plan_for
+from moeconv.recognition import pick_family
+from moeconv.sidecar import settle
+from moeconv.sourcing import open_source as open_checkpoint
+from moeconv.survey import check_share, survey
+from moeconv.target import Wish, choose_layout, wish_for
+from moeconv.verification import Verified
+from moeconv.verification import verify as run_verify
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Checkpoint
+
+__all__ = ["convert", "make_plan", "open_checkpoint", "verify"]
+
+_MOST_LOST = 0.01
+"""Share of a layer's block scales that may be lost; the command line can allow more."""
+
+
+def make_plan(
+    checkpoint: Checkpoint,
+    layout: str | Wish,
+    *,
+    tp: int | None = None,
+    max_shard_bytes: int = 5 * 10**9,
+    family: str | None = None,
+) -> Plan:
+    """Decide which bytes go where, from headers and config alone.
+
+    Parameters
+    ----------
+    checkpoint
+        An open checkpoint.
+    layout
+        A layout's name, as `moeconv list` shows it; or a `Wish`, to let the checkpoint choose among
+        those of a command, or to say a serving dtype.
+    tp
+        Make the file for this tensor-parallel size only; `None` for one file for any size.
+    max_shard_bytes
+        Largest output file.
+    family
+        Take this family's names, whatever `config.json` says.
+
+    Raises
+    ------
+    SourceError
+        The checkpoint contradicts itself.
+    UnsupportedError
+        No family fits, or the layout cannot hold these experts.
+    """
+    wish = wish_for(layout) if isinstance(layout, str) else layout
+    found = pick_family(checkpoint, family)
+    experts = find_experts(checkpoint, found)
+    chosen = choose_layout(wish, experts.stacks, checkpoint.config)
+    # The CPU says what the layout's bytes are; any device makes the same.
+    prints = fingerprint(chosen, pick("cpu"))
+    target = Target(chosen, prints, tp, max_shard_bytes, None, wish.reconciles)
+    return plan_for(checkpoint, found, experts, target)
+
+
+def convert(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    limits: Limits | None = None,
+) -> Iterator[Moved | ShardRecord | Manifest]:
+    """Convert a checkpoint; the same call resumes.
+
+    Parameters
+    ----------
+    plan, checkpoint
+        What `make_plan` decided, and for which checkpoint.
+    out
+        The output directory.
+    device
+        `auto`, `cpu`, `cuda` or `cuda:N`; the bytes are the same.
+    limits
+        Threads and memory; two workers and 1 GiB if `None`.
+
+    Yields
+    ------
+    Moved | ShardRecord | Manifest
+        Bytes as they are done, each shard as it becomes durable, and last the manifest.
+
+    Raises
+    ------
+    SourceError
+        The source changed or cannot be read.
+    UnsupportedError
+        Above 1 % of a layer's block scales would be lost, the limits do not hold one expert, or
+        there is no such device.
+    OutputError
+        The directory belongs to another plan or cannot be written.
+    """
+    root = Path(out)
+    kept = OutputDirectory.kept_facts(root, plan.id)
+    if plan.facts is None and kept is not None:
+        plan = settle(plan, checkpoint, known_facts(kept))
+    if plan.facts is None:
+        with reader_for(checkpoint) as reader:
+            events = survey(plan, checkpoint, reader)
+            plan = next(event for event in events if isinstance(event, Plan))
+    known = plan.facts or {}
+    check_share(known, _MOST_LOST)
+    directory = OutputDirectory(root, plan.id, plan.identity)
+    if directory.finished:
+        yield directory.manifest()
+        return
+    directory.keep_facts(facts_entries(known))
+    yield from run(plan, checkpoint, directory, pick(device), limits or Limits(2))
+
+
+def verify(
+    out: str | Path,
+    *,
+    read_data: bool = False,
+    source: str | Path | None = None,
+    device: str = "auto",
+) -> Verified:
+    """Verify a converted directory: structure always, digests and source if asked.
+
+    Parameters
+    ----------
+    out
+        The converted directory.
+    read_data
+        Read every byte and compare all digests.
+    source
+        Invert every tensor and compare it with this checkpoint, byte for byte.
+    device
+        What inverts the layout.
+
+    Raises
+    ------
+    SourceError
+        There is no manifest, or the source cannot be read.
+    VerifyError
+        Something differs; the message says what and where.
+    """
+    wanted = Subset() if read_data else None
+    for event in run_verify(Path(out), pick(device), read_data=wanted, source=source):
+        if isinstance(event, Verified):
+            return event
+    message = f"`{out}` was read to the end without a result"
+    raise VerifyError(message)
