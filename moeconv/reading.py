@@ -54,11 +54,12 @@ def spans_of(tensors: Iterable[Tensor], piece_bytes: int) -> list[Span]:
             ]
         else:
             places = (place for expert in tensor.experts for place in tensor.places(expert))
-            spans += [_span(place.part) for place in places]
+            spans += [span_of(place.part) for place in places]
     return spans
 
 
-def _span(part: Part) -> Span:
+def span_of(part: Part) -> Span:
+    """Return what reading a part reads."""
     begin, end = part.span
     return Span(part.ref.file, part.ref.begin + begin, end - begin)
 

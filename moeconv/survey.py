@@ -18,7 +18,7 @@ from moeconv.kernels.scalars import are_powers
 from moeconv.layouts.layout import Facts, Slice, Survey
 from moeconv.pipeline import Moved
 from moeconv.plan import Known, Plan
-from moeconv.reading import read_matrix, scratch_for
+from moeconv.reading import read_matrix, scratch_for, span_of
 from moeconv.sidecar import settle
 
 if TYPE_CHECKING:
@@ -61,10 +61,11 @@ def survey(plan: Plan, checkpoint: Checkpoint, reader: Reader) -> Iterator[Moved
     for stack, rank, cut in _cuts(plan):
         matrices = plan.target.layout.surveyed(stack.geometry, cut)
         seen = _Seen({}, {}, {})
-        for matrix in matrices:
-            for expert in range(stack.geometry.experts):
-                values = _read(reader, stack, matrix, cut, expert)
-                seen.note(stack, matrix, expert, values)
+        reads = [(it, expert) for it in matrices for expert in range(stack.geometry.experts)]
+        parts = (place.part for it, expert in reads for place in places(stack, it, cut, expert))
+        with reader.ahead([span_of(part) for part in parts]):
+            for matrix, expert in reads:
+                seen.note(stack, matrix, expert, _read(reader, stack, matrix, cut, expert))
                 yield Moved(matrix.nbytes)
         if matrices:
             inexact = {name: tuple(experts) for name, experts in seen.inexact.items()}

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _START_BYTES: Final = 1 << 17
 """The first request for a shard: most headers are no longer."""
 
+_QUICK_S: Final = (0.0, 1.0)
+"""Whether a name is one is not worth half a minute of waiting: it may be a slip."""
+
 _CHUNK_BYTES: Final = 1 << 24
 _STREAMS: Final = 16
 
@@ -162,7 +165,7 @@ def is_on_hub(repo: str) -> bool:
         except RepositoryNotFoundError:
             return False
 
-    return ask(repo, found)
+    return ask(repo, found, _QUICK_S)
 
 
 def fetch(checkpoint: Checkpoint, origin: HubOrigin) -> LocalOrigin:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from huggingface_hub.errors import (
@@ -50,15 +50,15 @@ _REFUSALS: Final[tuple[tuple[type[Exception], str, str], ...]] = (
 _T = TypeVar("_T")
 
 
-def ask(what: str, call: Callable[[], _T]) -> _T:
-    """Return what a call to the Hub returns; ask again where that helps.
+def ask(what: str, call: Callable[[], _T], delays_s: Sequence[float] = DELAYS_S) -> _T:
+    """Return what a call to the Hub returns; ask again, after these delays, where that helps.
 
     Raises
     ------
     SourceError
         The Hub refuses, or stays away.
     """
-    for delay_s in (*DELAYS_S, None):
+    for delay_s in (*delays_s, None):
         try:
             return call()
         except (httpx.HTTPError, OSError) as error:

@@ -27,7 +27,7 @@ _TILE = 64
 """Rows and columns of a tile when a matrix is transposed: one cache line of 16-bit items."""
 
 
-AHEAD_BYTES: Final = 1 << 28
+AHEAD_BYTES: Final = 1 << 26
 """Memory for what is fetched ahead from afar, where nothing says how much there is."""
 
 
