@@ -14,13 +14,9 @@ Stored order: w13 `[E, N/64, g, H/16, 128]`, scales `[E, N/64, g, H/G, 64]`, bia
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
-
-from moeconv.layouts import nvfp4
 from moeconv.layouts.layout import (
     Engine,
     Facts,
@@ -32,6 +28,7 @@ from moeconv.layouts.layout import (
     Slice,
     Survey,
 )
+from moeconv.layouts.nvfp4_survey import ScaleRule
 from moeconv.layouts.verbs import (
     MARLIN_ROWS,
     MARLIN_RUN_BYTES,
@@ -210,30 +207,7 @@ class MarlinFp4:
         if not self.has_globals:
             inexact = ((name, one) for name, some in survey.inexact.items() for one in some)
             return replace(_NO_FACTS, lossy=tuple(inexact))
-        ratios = self._ratios(survey)
-        fused = [name for name in survey.counts if name != "down"]
-        counts = {name: counts.sum(axis=0) for name, counts in survey.counts.items()}
-        if ratios:
-            for i, name in enumerate(fused):
-                counts[name] = sum(
-                    (
-                        _mapped(one, nvfp4.rescale(ratio[i]))
-                        for one, ratio in zip(survey.counts[name], ratios, strict=True)
-                    ),
-                    start=np.zeros(256, np.int64),
-                )
-        w13 = sum((counts[name] for name in fused), start=np.zeros(256, np.int64))
-        factors = self._factor(w13), self._factor(counts["down"])
-        gate = survey.scales[fused[0]]
-        return Facts(
-            factors=factors,
-            scales=int(w13.sum() + counts["down"].sum()),
-            flushed=self._flushed(w13, factors[0]) + self._flushed(counts["down"], factors[1]),
-            negative=int((w13 + counts["down"])[nvfp4.negative()].sum()),
-            differing=int(sum((survey.scales[name] != gate) for name in fused).astype(bool).sum()),
-            ratios=ratios,
-            lossy=tuple(self._lossy(survey, factors, ratios)),
-        )
+        return self._scale_rule.facts(survey)
 
     def bind(self, output: Output, facts: Facts, expert: int) -> Verb:
         """Put the layer's factor, and the expert's ratios, into a verb."""
@@ -247,7 +221,7 @@ class MarlinFp4:
                 ratios = facts.ratios[expert] if facts.ratios else (1.0,) * verb.halves
                 if output.param.startswith("w2"):
                     ratios = (1.0,)
-                recode = tuple(_composed(ratio, self._recode(factor)) for ratio in ratios)
+                recode = tuple(self._scale_rule.recode(factor, ratio) for ratio in ratios)
                 return MarlinRows(
                     verb.rows,
                     verb.halves,
@@ -270,6 +244,11 @@ class MarlinFp4:
                 self.outputs(geometry, cut), self.outputs(geometry, stored), strict=True
             )
         )
+
+    @property
+    def _scale_rule(self) -> ScaleRule:
+        """What becomes of NVFP4's scales."""
+        return ScaleRule(self.dtype, self.takes_factor, self.reconciles)
 
     @property
     def _unit(self) -> int:
@@ -309,7 +288,7 @@ class MarlinFp4:
         result: tuple[int, ...] = (groups, halves * rows)
         if stored:
             result = (rows // MARLIN_ROWS, halves, groups, MARLIN_ROWS)
-        recode = (self._recode(1.0),) * halves if self.has_globals else ()
+        recode = (self._scale_rule.recode(1.0),) * halves if self.has_globals else ()
         return Output(
             param,
             TensorSpec(self.scale_dtype, result),
@@ -395,48 +374,3 @@ class MarlinFp4:
             final=(*lines, halves, rows),
             item_bytes=item,
         )
-
-    def _factor(self, counts: nvfp4.Counts) -> float:
-        if not self.takes_factor or self.dtype == "float16":
-            return 1.0
-        return nvfp4.factor(counts)
-
-    def _recode(self, factor: float) -> bytes:
-        return nvfp4.recode(factor, flush=self.takes_factor)
-
-    def _flushed(self, counts: nvfp4.Counts, factor: float) -> int:
-        return int(counts[nvfp4.flushed(self._recode(factor))].sum())
-
-    def _lossy(
-        self, survey: Survey, factors: tuple[float, float], ratios: tuple[tuple[float, float], ...]
-    ) -> Iterator[tuple[str, int]]:
-        for i, (name, counts) in enumerate(survey.counts.items()):
-            table = self._recode(factors[1 if name == "down" else 0])
-            for expert, one in enumerate(counts):
-                ratio = ratios[expert][i] if ratios and name != "down" else 1.0
-                if one[nvfp4.lossy(_composed(ratio, table))].any():
-                    yield name, expert
-
-    def _ratios(self, survey: Survey) -> tuple[tuple[float, float], ...]:
-        if not self.reconciles or "gate" not in survey.scales:
-            return ()
-        gate, up = (survey.scales[name].astype(np.float64) for name in ("gate", "up"))
-        if survey.reciprocal:
-            gate, up = 1 / gate, 1 / up
-        largest = np.maximum(gate, up)
-        largest[largest == 0] = 1  # experts that are all zeros
-        return tuple(zip((gate / largest).tolist(), (up / largest).tolist(), strict=True))
-
-
-def _mapped(counts: nvfp4.Counts, table: bytes) -> nvfp4.Counts:
-    """Return the histogram after every byte went through a table."""
-    mapped = np.zeros(256, np.int64)
-    np.add.at(mapped, np.frombuffer(table, np.uint8), counts)
-    return mapped
-
-
-def _composed(ratio: float, table: bytes) -> bytes:
-    """Return the table that rescales first."""
-    if ratio == 1.0:
-        return table
-    return bytes(table[byte] for byte in nvfp4.rescale(ratio))
