@@ -132,6 +132,30 @@ def test_shares_of_machines_that_share_nothing(source, expected, tmp_path):
     assert runs.tree(joined) == runs.tree(expected)
 
 
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("what", ["shares", "shards"])
+def test_shares_of_two_checkpoints_are_not_joined(make_checkpoint, tmp_path, order, what):
+    """Two trainings of one model: names and sizes of shards are the same, their bytes are not."""
+    sources = {number: make_checkpoint(f"model{number}", seed=number) for number in (1, 2)}
+    for number, source in sources.items():
+        out = tmp_path / f"machine{number}"
+        share = ("1/1",) if what == "shards" else (f"{number}/2",)
+        runs.invoke("trtllm", source, "--out", out, *MANY, "--shard-of", *share)
+    joined = tmp_path / "joined"
+    first, last = order
+    for number in order:
+        shutil.copytree(tmp_path / f"machine{number}", joined, dirs_exist_ok=True)
+    if what == "shards":  # a copy that was cut before it came to the notes
+        shutil.rmtree(joined / ".moeconv")
+        shutil.copytree(tmp_path / f"machine{first}" / ".moeconv", joined / ".moeconv")
+        last = first
+    done = runs.moeconv("seal", joined)
+    assert done.returncode == 5, done.stdout
+    assert "lacks" in done.stderr
+    runs.invoke("trtllm", sources[last], "--out", joined, *MANY)
+    runs.invoke("verify", joined, "--read-data", "--source", sources[last])
+
+
 def test_shares_of_a_surveyed_layout(tmp_path):
     """NVFP4's factor is the layer's: each share surveys all of its scales."""
     source = Model("modelopt").write(tmp_path / "source")

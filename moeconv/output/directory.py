@@ -32,6 +32,7 @@ from moeconv.output.manifest import (
     FactsEntry,
     FileEntry,
     KeptFacts,
+    KeptRecord,
     Manifest,
     RunEntry,
     ShardRecord,
@@ -44,7 +45,7 @@ from moeconv.output.manifest import (
 )
 from moeconv.output.place import check_place
 from moeconv.output.removal import check_removable, remove
-from moeconv.output.shard import write_file, writing
+from moeconv.output.shard import is_of_plan, write_file, writing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,13 +146,15 @@ class OutputDirectory:
 
     def record(self, number: int, file: str) -> ShardRecord | None:
         """Return what a finished job wrote, if its shard is still there, or on the Hub."""
-        record = read_note(self._work / "records" / f"{number}.json", ShardRecord)
-        if record is None or record.file != file:
-            return None
+        kept = read_note(self._work / "records" / f"{number}.json", KeptRecord)
+        if kept is None or kept.plan_id != self._plan_id or kept.record.file != file:
+            return None  # another plan's, where directories were copied over each other
+        record = kept.record
         if self.is_published and record.state == UPLOADED:
             return record
         path = self.root / file
-        return record if path.is_file() and path.stat().st_size == record.size else None
+        is_here = path.is_file() and path.stat().st_size == record.size
+        return record if is_here and is_of_plan(path, self._plan_id) else None
 
     def drop_damaged(self, number: int, file: str) -> bool:
         """Forget a finished job whose shard has other bytes than it wrote; say whether it had."""
@@ -201,7 +204,8 @@ class OutputDirectory:
 
     def add_record(self, number: int, record: ShardRecord) -> None:
         """Note that a job is done; its shard must be durable by now."""
-        self._write(self._work / "records" / f"{number}.json", encode(record))
+        kept = KeptRecord(self._plan_id, record)
+        self._write(self._work / "records" / f"{number}.json", encode(kept))
 
     @contextlib.contextmanager
     def sealing(self) -> Iterator[bool]:

@@ -331,6 +331,14 @@ class ShardRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptRecord:
+    """The record of a shard, and whose: another plan has shards of the same names and sizes."""
+
+    plan_id: str
+    record: ShardRecord
+
+
+@dataclass(frozen=True, slots=True)
 class KeptFacts:
     """What a survey found for a plan: kept in `.moeconv/`, so that resuming does not repeat it."""
 

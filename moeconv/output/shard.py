@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 DATA_ALIGNMENT: Final = 4096
 TENSOR_ALIGNMENT: Final = 256
 DIRECT_ALIGNMENT: Final = 4096
+_LENGTH_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ def arrange(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> S
         }
         at += spec.nbytes
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-(8 + len(text)) % DATA_ALIGNMENT)
-    header = len(text).to_bytes(8, "little") + text
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % DATA_ALIGNMENT)
+    header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
     entries = []
     begin = len(header)
     for name, spec in order:
@@ -74,6 +75,20 @@ def arrange(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> S
 def shard_metadata(plan_id: str) -> Mapping[str, str]:
     """Return what a header says beside tensors: what readers expect, and whose shard it is."""
     return {"format": "pt", "moeconv plan": plan_id}
+
+
+def is_of_plan(path: Path, plan_id: str) -> bool:
+    """Say whether the header of a shard names a plan, as those of that plan begin.
+
+    Raises
+    ------
+    OutputError
+        The shard cannot be read.
+    """
+    begin = arrange({}, shard_metadata(plan_id)).header[_LENGTH_BYTES:].rstrip()[:-1]
+    with writing(path), path.open("rb") as file:
+        file.seek(_LENGTH_BYTES)
+        return file.read(len(begin)) == begin
 
 
 class GrowingFile:
