@@ -24,7 +24,7 @@ from moeconv.output.manifest import Manifest, ShardRecord, read_manifest
 from moeconv.output.place import check_apart, check_place
 from moeconv.pipeline import Moved
 from moeconv.plan import Plan, facts_entries, known_facts, plan_for
-from moeconv.preview import preview, surveyed, target_of
+from moeconv.preview import surveyed, target_of
 from moeconv.pushing import Sink, sink_for
 from moeconv.recognition import pick_family
 from moeconv.sidecar import settle
@@ -52,10 +52,7 @@ class _Decided:
 
 
 def run_convert(options: Options, wish: Wish) -> None:
-    """Convert, or show the plan."""
-    if options.dry_run:
-        preview(options, wish)
-        return
+    """Convert, and show it as it goes."""
     share = options.limits.share
     report.lead(share.label, leads=share.leads)
     kernels = pick(options.device)

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moeconv.cli.options import EXIT_CODES, takes_options
 from moeconv.options import Options
 
+if TYPE_CHECKING:
+    from moeconv.target import Wish
+
 verbs = typer.Typer()
+
+
+def _run(options: Options, wish: Wish) -> None:
+    """Convert, or show the plan, which needs nothing that converts or publishes."""
+    if options.dry_run:
+        from moeconv.preview import preview
+
+        preview(options, wish)
+        return
+    from moeconv.converting import run_convert
+
+    run_convert(options, wish)
 
 
 @verbs.command(
@@ -24,10 +39,9 @@ def trtllm(options: Options) -> None:
     One output serves every tensor- and expert-parallel size whose share of the intermediate size
     is a multiple of 64. The same command resumes an interrupted run.
     """
-    from moeconv.converting import run_convert
     from moeconv.target import Wish
 
-    run_convert(options, Wish("trtllm"))
+    _run(options, Wish("trtllm"))
 
 
 class Engine(StrEnum):
@@ -84,7 +98,6 @@ def marlin_fp4(
     every tensor-parallel size whose share of the intermediate size is a multiple of 64. NVFP4
     bytes that depend on the expert-parallel size are not offered: the scale factor is the layer's.
     """
-    from moeconv.converting import run_convert
     from moeconv.target import Wish
 
     if nvfp4 and mxfp4:
@@ -97,7 +110,7 @@ def marlin_fp4(
         serving_dtype.value if serving_dtype else None,
         reconciles=reconcile_scales,
     )
-    run_convert(replace(options, max_lost_share=max_lost_scales / 100), wish)
+    _run(replace(options, max_lost_share=max_lost_scales / 100), wish)
 
 
 @verbs.command(
@@ -118,7 +131,6 @@ def convert(
     `trtllm` and `marlin-fp4` find the layout for a checkpoint; this is for one that has no command
     of its own, and for scripts.
     """
-    from moeconv.converting import run_convert
     from moeconv.target import wish_for
 
-    run_convert(options, wish_for(layout))
+    _run(options, wish_for(layout))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -222,3 +223,16 @@ def test_the_token_stays_with_the_hub(hub: FakeHub, published: Path):
 def test_an_absent_directory_is_no_repository():
     with pytest.raises(SourceError, match="is not a directory"):
         open_source("./nowhere/at/all")
+
+
+@pytest.mark.parametrize("verb", ["inspect", "trtllm"])
+def test_a_look_at_a_directory_starts_without_the_library(source: Path, verb: str):
+    code = (
+        "import sys; from moeconv.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "assert not {'huggingface_hub', 'torch'} & set(sys.modules)"
+    )
+    options = ["--dry-run"] if verb == "trtllm" else []
+    command = [sys.executable, "-c", code, verb, str(source), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
