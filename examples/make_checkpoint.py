@@ -110,4 +110,6 @@ def main(root: Path) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:] or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     main(Path(sys.argv[1]))

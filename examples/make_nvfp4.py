@@ -79,4 +79,6 @@ def main(source: Path, root: Path) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[2:]:
+        sys.exit(__doc__)
     main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -67,7 +67,7 @@ def preview(options: Options, wish: Wish) -> None:
             out = options.out or Path(out_name(checkpoint.name, layout, options.tp))
             problems += _obstacles(plan, out, options, kernels)
             is_remote = checkpoint.origin.is_remote
-            if not is_remote:  # else headers are all that comes over the network
+            if not (is_remote and surveyed_bytes(plan)):  # headers are all that comes from afar
                 plan = surveyed(plan, checkpoint, options.max_lost_share)
             if not problems:
                 with Reader(BlankRanges()) if is_remote else reader_for(checkpoint) as reader:

@@ -32,7 +32,7 @@ def run_inspect(source: str, *, family: str | None, as_json: bool) -> None:
 
 
 def _show_inspection(found: Inspection) -> None:
-    rows = [("directory", found.root)]
+    rows = [("where", found.root)]
     if found.checkpoint:
         rows += _checkpoint_rows(found.checkpoint, found.groups)
     if found.converted:

@@ -52,7 +52,8 @@ def open_source(source: str, *, keep: bool = False) -> Checkpoint:
     checkpoint = open_origin(origin)
     if keep and isinstance(origin, HubOrigin):
         checkpoint = open_origin(fetch(checkpoint, origin))
-    note = f"`{source}` is `{repo}` on the Hub, at commit {origin.commit}"
+    which = "" if repo in source else f"`{repo}` "
+    note = f"`{source}` is {which}on the Hub, at commit {origin.commit}"
     return replace(checkpoint, notes=(note,))
 
 

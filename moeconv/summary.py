@@ -162,6 +162,8 @@ def _extra(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _sidecar(plan: Plan) -> str:
+    if plan.target.has_sidecar and plan.facts is None:
+        return "known when the scales have been read"
     if plan.target.has_sidecar:
         return f"{report.size(sidecar_bytes(plan))}, which no engine reads"
     return "nothing: the source cannot be restored"

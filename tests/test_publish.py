@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from moeconv.cli import app
 from moeconv.errors import MoeconvError
 from moeconv.output.alone import alone
+from moeconv.output.card import carried
 from tests import runs
 from tests.hub.state import FakeHub, Fault
 from tests.sources import Tiny, write_tiny
@@ -318,3 +320,13 @@ def test_through_xet(
     for path in shards:
         copy = Path(hf_hub_download(REPO, path))
         assert copy.read_bytes() == (plain / path).read_bytes()
+
+
+def test_a_card_without_metadata_is_no_reason_to_complain(caplog):
+    library = logging.getLogger("huggingface_hub")
+    library.addHandler(caplog.handler)
+    try:
+        assert carried("") == carried("# A model\n") == {}
+    finally:
+        library.removeHandler(caplog.handler)
+    assert not caplog.records

@@ -19,14 +19,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LONG = ("docs/tutorial.md", "docs/how-to/convert-fp4.md")
 PAGES = ("README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in LONG))
-_OF_THE_MACHINE = re.compile(r"^(?:time|peak memory|buffers|free disk)  .*\n(?: {8}.*\n)*", re.M)
+_ROWS = "time|peak memory|buffers|free disk"
+_OF_THE_MACHINE = re.compile(rf"^(?:{_ROWS})  .*\n(?: {{8}}.*\n)*", re.MULTILINE)
 
 
 def _sessions(page: Path) -> Iterator[tuple[str, str]]:
     """Yield the commands of a page, each with what it prints."""
     for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-        for command, printed in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
-            yield command, printed
+        yield from re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
 
 
 def _run(command: str, folder: Path) -> str:

@@ -144,7 +144,7 @@ def find_on_hub(repo: str, revision: str | None) -> HubOrigin | LocalOrigin:
     }
     if MANIFEST_NAME in files:
         message = f"`{what}` is already converted: it holds `{MANIFEST_NAME}`"
-        hint = "converting twice would scramble the weights; point at the original checkpoint"
+        hint = f"point at the original checkpoint; `moeconv verify {what}` looks at this one"
         raise UnsupportedError(message, hint=hint)
     commit = info.sha or ""
     return HubOrigin(repo, commit, files, {it: RemoteFile(repo, commit, it) for it in files})

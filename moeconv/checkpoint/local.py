@@ -93,7 +93,8 @@ class LocalOrigin:
         """
         if not self.root.is_dir():
             message = f"`{self.root}` is not a directory"
-            raise SourceError(message)
+            hint = "give one that holds `config.json`, or `org/name` for one on the Hub"
+            raise SourceError(message, hint=hint)
         if (self.root / MANIFEST_NAME).exists():
             message = f"`{self.root}` is already converted: it holds `{MANIFEST_NAME}`"
             hint = "converting twice would scramble the weights; point at the original checkpoint"

@@ -9,6 +9,7 @@ the source's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -44,6 +45,8 @@ def carried(source_card: str) -> dict[str, object]:
     SourceError
         It is no YAML.
     """
+    if re.match(r"\s*---[\r\n]", source_card) is None:  # the library would complain of it on stderr
+        return {}
     try:
         said = ModelCard(source_card, ignore_metadata_errors=True).data
     except (ValueError, yaml.YAMLError) as error:

@@ -418,6 +418,8 @@ def read_manifest(root: Path) -> Manifest:
         hint = "is this a converted directory?"
         if (root / ".moeconv").is_dir():
             hint = "the conversion is not finished; run the same `moeconv` command again"
+        elif not root.exists():
+            hint = "give a directory; `hf download` fetches one that is on the Hub"
         message = f"`{MANIFEST_NAME}` is not in `{root}`"
         raise SourceError(message, hint=hint) from None
     except OSError as error:

@@ -115,7 +115,7 @@ class ConvertedDirectory:
             placements = _in_place(self.layout, geometry, tp_size, tp_rank)
         else:
             message = f"`{self.root}` was made for TP {made_for}, not for {tp_size}"
-            raise UnsupportedError(message, hint=self._command(tp_size))
+            raise UnsupportedError(message, hint=self._advice(geometry, tp_size))
         each = geometry.experts // ep_size
         experts = range(each * ep_rank, each * (ep_rank + 1))
         rank = None if made_for is None else tp_rank
@@ -136,9 +136,11 @@ class ConvertedDirectory:
         reason = self.layout.tp_refusal(geometry, tp)
         if reason:
             message = f"`{self.root}` cannot serve TP {tp} of `{stack.prefix}`: {reason}"
-            raise UnsupportedError(message, hint=self._command(tp))
+            raise UnsupportedError(message, hint=self._advice(geometry, tp))
 
-    def _command(self, tp: int) -> str:
+    def _advice(self, geometry: Geometry, tp: int) -> str:
+        if self.layout.rank_refusal(geometry, tp):
+            return "no file can be made for it: choose another TP size, or expert parallelism"
         command = f"moeconv {self.layout.verb} {self.manifest.source.name} --tp {tp}"
         return f"make a file for it: `{command}`"
 

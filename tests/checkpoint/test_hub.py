@@ -55,6 +55,15 @@ def test_the_bytes_are_those_of_the_directory(
     assert verified.returncode == 0, verified.stderr
 
 
+def test_a_dry_run_counts_the_shards_of_the_directory_too(published: Path):
+    """What restoring needs follows from headers alone, where no scales are to be read."""
+    plans = [_run("trtllm", where, "--dry-run", "--json") for where in (REPO, str(published))]
+    far, near = (json.loads(it.stdout.splitlines()[-1]) for it in plans)
+    assert far["shards"] == near["shards"]
+    assert far["sidecar_bytes"] == near["sidecar_bytes"] > 0
+    assert f"`{REPO}` is on the Hub, at commit " in plans[0].stderr
+
+
 def test_kept_files_are_of_the_same_plan(hub: FakeHub, published: Path, tmp_path: Path):
     streamed, kept = open_source(REPO), open_source(REPO, keep=True)
     assert list((tmp_path / "hf-home").rglob("*.safetensors"))

@@ -100,7 +100,10 @@ def test_a_share_off_the_unit_is_refused_with_the_command(make_checkpoint, tmp_p
         assert directory.manifest.stacks[0].tp_sizes == (1, 2)
         with pytest.raises(UnsupportedError, match=r"cannot serve TP 8.* 80") as error:
             directory.rank(tp_size=8, tp_rank=0)
+        with pytest.raises(UnsupportedError, match=r"cannot serve TP 3") as hopeless:
+            directory.rank(tp_size=3, tp_rank=0)
     assert "`moeconv trtllm model --tp 8`" in str(error.value.hint)
+    assert "choose another TP size" in str(hopeless.value.hint)
 
 
 @pytest.mark.parametrize("limit", [100_000, 250_000, 10**9])
