@@ -159,8 +159,14 @@ def run_restore(root: Path, out: Path, *, device: str, as_json: bool) -> None:
     if as_json:
         report.emit({"event": "restored", "out": str(out), **asdict(result)})
         return
-    report.good(f"restored to `{out}`: every byte is as it was converted")
     there = f", {result.resumed} of which were there" if result.resumed else ""
+    if result.resumed:
+        report.good(f"restored to `{out}`: every byte of this run is as it was converted")
+        report.warn(
+            f"{result.resumed} files of an earlier run have their sizes; they were not read"
+        )
+    else:
+        report.good(f"restored to `{out}`: every byte is as it was converted")
     report.table(
         "",
         (

@@ -286,3 +286,15 @@ def test_killed_in_the_middle(source, converted, tmp_path):
     again = runs.moeconv(*args, "--json")
     assert again.returncode == 0, again.stderr
     assert digests(tmp_path / "back") == digests(source)
+
+
+def test_of_what_an_earlier_run_restored_it_says_no_more_than_it_knows(source, converted, tmp_path):
+    steps = restore(converted, CpuKernels(), tmp_path / "back")
+    while not list((tmp_path / "back").glob("*.safetensors")):
+        next(steps)
+    del steps
+    said = runs.moeconv("restore", converted, "--out", tmp_path / "back", "--device", "cpu")
+    words = " ".join((said.stdout + said.stderr).split())
+    assert digests(tmp_path / "back") == digests(source)
+    assert "every byte of this run is" in words
+    assert "1 files of an earlier run have their sizes; they were not read" in words
