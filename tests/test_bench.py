@@ -57,6 +57,18 @@ def test_a_measurement_that_stops_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_cp_that_fails_is_said_and_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "cp"
+    fake.write_text("#!/bin/sh\necho 'No space left on device' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+    (tmp_path / "work").mkdir()
+    with pytest.raises(OutputError, match="`cp` failed with exit code 1: No space left"):
+        list(measure_whole(Trial("trtllm-bf16", SMALL, "cpu", 1_000_000, 1, tmp_path / "work")))
+    assert not list((tmp_path / "work").iterdir())
+
+
 def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(OutputError, match="bytes free, but about"):
         next(measure_whole(Trial("trtllm-bf16", SMALL, "cpu", 10**15, 1, tmp_path)))

@@ -95,7 +95,7 @@ def measure_whole(trial: Trial) -> Generator[str | WholeFigure, None, None]:
             ours.append(time.perf_counter() - began)
             shutil.rmtree(out)
             began = time.perf_counter()
-            subprocess.run(["cp", "-r", "--reflink=never", source, copy], check=True)
+            _copy(source, copy)
             _sync(copy)
             theirs.append(time.perf_counter() - began)
             shutil.rmtree(copy)
@@ -126,6 +126,14 @@ def _convert(trial: Trial, source: Path, out: Path) -> RunEntry:
         message = f"a conversion failed with exit code {done.returncode}: {done.stderr.strip()}"
         raise OutputError(message)
     return read_manifest(out).run
+
+
+def _copy(source: Path, copy: Path) -> None:
+    command = ("cp", "-r", "--reflink=never", source, copy)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        message = f"`cp` failed with exit code {done.returncode}: {done.stderr.strip()}"
+        raise OutputError(message)
 
 
 def _sync(folder: Path) -> None:
