@@ -73,6 +73,7 @@ def run_verify(
                 if source
                 else "not compared (--source SRC)",
             ),
+            *([("sample", _witnesses(result))] if source else []),
             *(
                 (f"lost of {part}", f"{count} bytes; the rest is right")
                 for part, count in result.lost.items()
@@ -83,6 +84,16 @@ def run_verify(
             ),
         ),
     )
+
+
+def _witnesses(result: Verified) -> str:
+    """Say who else laid out a sample of the experts, or that nobody did."""
+    equal = [
+        f"{count} tensors of experts as {by} lays them out"
+        for by, count in result.witnessed.items()
+    ]
+    absent = [f"{result.unwitnessed} not checked by others"] if result.unwitnessed else []
+    return "; ".join([*equal, *absent]) or "nothing to check"
 
 
 def _digests(equal: int, subset: Subset | None) -> str:

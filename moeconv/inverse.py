@@ -1,4 +1,8 @@
-"""Can every source byte be got back? The inverse of each tensor, compared with the source."""
+"""Can every source byte be got back? The inverse of each tensor, compared with the source.
+
+The inverse shares row maps and tables with what it undoes. A sample of experts is therefore also
+laid out by others, and compared with what is stored.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import xxhash
 
 from moeconv.budget import PIECE_BYTES, expert_sizes
 from moeconv.checkpoint.reader import Reader, reader_for
 from moeconv.errors import VerifyError
 from moeconv.jobs import Converted, Passthrough
 from moeconv.kernels.scalars import source_scale
+from moeconv.kernels.witness import lay_out_apart
 from moeconv.layouts.verbs import GlobalScale, is_lossless
 from moeconv.origin import locate, plan_again
 from moeconv.pipeline import Moved
@@ -28,6 +34,10 @@ if TYPE_CHECKING:
     from moeconv.tensors import Bytes
 
 _TWO = "one of the two is damaged, or they do not belong together"
+_FAULT = (
+    "the inverse gives the source back, so layout and inverse have the same fault: do not serve "
+    "these files, and please report it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +48,16 @@ class Lost:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Witnessed:
+    """An expert's tensor was laid out by others too, and is equal; `None` where nobody could."""
+
+    by: str | None
+
+
 def compare_with_source(
     files: Files, manifest: Manifest, kernels: Kernels, source: str | Path
-) -> Iterator[Moved | Lost]:
+) -> Iterator[Moved | Lost | Witnessed]:
     """Invert every converted tensor and compare all bytes with the source; yields bytes.
 
     Where a layout loses bytes (scales that it flushes, global scales), the source is laid out
@@ -66,11 +83,14 @@ def compare_with_source(
             if isinstance(tensor, Passthrough):
                 yield from _compare_bytes(files, reader, tensor, file, begin)
                 continue
-            size = tensor.output.spec.nbytes
+            size, sample = tensor.output.spec.nbytes, _sample(tensor, plan.id)
             for i, expert in enumerate(tensor.experts):
                 stored = buffers.stored[:size]
                 files.read(file, begin + i * size, stored)
-                yield from check.expert(tensor, expert, plan.verb(tensor, expert), stored)
+                verb = plan.verb(tensor, expert)
+                yield from check.expert(tensor, expert, verb, stored)
+                if i in sample:
+                    yield check.witness(tensor, expert, verb, stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +139,27 @@ class _Check:
         elif not np.array_equal(inverted, expected):
             raise _difference(tensor, expert, inverted, expected)
         yield Moved(stored.size)
+
+    def witness(self, tensor: Converted, expert: int, verb: Verb, stored: Bytes) -> Witnessed:
+        """Compare what is stored with what others make of the source, as `expert` read it."""
+        matrix = tensor.output.matrix
+        source = self.buffers.expected[: matrix.nbytes].reshape(matrix.shape)
+        theirs = np.empty(stored.size, np.uint8)
+        by = lay_out_apart(verb, source, theirs)
+        if by and not np.array_equal(theirs, stored):
+            at = int(np.flatnonzero(theirs != stored)[0])
+            message = (
+                f"`{tensor.name}` is not what {by} makes of its source: expert {expert}, byte "
+                f"{at}: expected {theirs[at]}, found {stored[at]}"
+            )
+            raise VerifyError(message, hint=_FAULT)
+        return Witnessed(by)
+
+
+def _sample(tensor: Converted, plan_id: str) -> set[int]:
+    """Return which of its experts others lay out: the first, the last, and one by a digest."""
+    count = len(tensor.experts)
+    return {0, count - 1, xxhash.xxh3_64_intdigest(f"{plan_id}/{tensor.name}".encode()) % count}
 
 
 def _announced(plan: Plan, reader: Reader) -> Iterator[tuple[str, Converted | Passthrough]]:

@@ -1,9 +1,10 @@
-"""Is it still true? Structure, then digests, then the inverse against the source."""
+"""Is it still true? Structure, then digests, then the inverse and others against the source."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from moeconv.checkpoint.header import PREFIX_BYTES, read_header
 from moeconv.checkpoint.sidefiles import WEIGHT_SUFFIXES
 from moeconv.digests import Subset, by_file, check_digests, check_sha256
 from moeconv.errors import SourceError, VerifyError
-from moeconv.inverse import compare_with_source
+from moeconv.inverse import Lost, Witnessed, compare_with_source
 from moeconv.output.files import Files
 from moeconv.output.manifest import (
     MANIFEST_NAME,
@@ -46,6 +47,10 @@ class Verified:
         How many source tensors were compared with what their converted bytes give back.
     lost
         Bytes that the layout cannot give back, by part; what is stored is what they give.
+    witnessed
+        How many experts' tensors were laid out by others too and found equal, by who did it.
+    unwitnessed
+        How many more of the sample nobody could lay out: numbers, and where FlashInfer is missing.
     """
 
     files: int
@@ -53,6 +58,8 @@ class Verified:
     digests: int = 0
     sources: int = 0
     lost: dict[str, int] = field(default_factory=dict)
+    witnessed: dict[str, int] = field(default_factory=dict)
+    unwitnessed: int = 0
 
 
 def bytes_to_move(manifest: Manifest, *, read_data: Subset | None, source: bool) -> int:
@@ -79,7 +86,8 @@ def verify(
     read_data
         Compute these digests again; `None` for none.
     source
-        Compare the inverse of every tensor with this checkpoint, byte for byte.
+        Compare the inverse of every tensor with this checkpoint, byte for byte, and a sample of
+        the experts with what FlashInfer or plain torch make of it.
 
     Raises
     ------
@@ -92,7 +100,7 @@ def verify(
     check_unchanged((root / MANIFEST_NAME).read_bytes())
     _check_structure(root, manifest)
     digests = sources = 0
-    lost: dict[str, int] = {}
+    lost, witnessed = Counter[str](), Counter[str | None]()
     with Files(root) as files:
         if read_data:
             for event in check_digests(files, manifest, read_data):
@@ -101,13 +109,18 @@ def verify(
                     yield event
         if source is not None:
             for found in compare_with_source(files, manifest, kernels, source):
-                if isinstance(found, Moved):
-                    yield found
-                elif found.nbytes:
-                    lost[found.part] = lost.get(found.part, 0) + found.nbytes
+                match found:
+                    case Moved():
+                        yield found
+                    case Lost(part, nbytes):
+                        lost[part] += nbytes
+                    case Witnessed():
+                        witnessed[found.by] += 1
             sources = len({digest.name for digest in manifest.sources}) + len(manifest.weights)
     count = sum(1 for _ in manifest.entries())
-    yield Verified(len(manifest.files), count, digests, sources, lost)
+    kept = {part: nbytes for part, nbytes in lost.items() if nbytes}
+    named = {by: times for by, times in witnessed.items() if by}
+    yield Verified(len(manifest.files), count, digests, sources, kept, named, witnessed[None])
 
 
 def check_files(root: Path, manifest: Manifest) -> None:

@@ -55,7 +55,8 @@ def verify(
         str | None,
         typer.Option(
             metavar="SRC",
-            help="Invert every tensor and compare it with this checkpoint, byte for byte.",
+            help="Invert every tensor and compare it with this checkpoint, byte for byte; a "
+            "sample is also laid out by FlashInfer or plain torch.",
             show_default="no comparison",
         ),
     ] = None,
