@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -75,4 +77,10 @@ def say_what_is_missing(problem: OutputError, out: Path, jobs: Iterable[Job]) ->
 
 
 def _held_bytes(folder: Path) -> int:
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+    """Return what the files of a folder hold; another process may be removing them."""
+    held = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                held += (Path(parent) / name).lstat().st_blocks * 512
+    return held

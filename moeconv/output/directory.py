@@ -54,6 +54,8 @@ _READABLE_CHARS: Final = 40
 _CHUNK_BYTES: Final = 1 << 20
 _FACTS: Final = "facts.json"
 _DRAFT: Final = "draft.json"
+_TIDIED: Final = (FileNotFoundError, FileExistsError)
+"""What making a folder raises while another process removes it: it goes between two looks."""
 
 
 class OutputDirectory:
@@ -90,13 +92,9 @@ class OutputDirectory:
         if overwrite:
             remove(root, identity.get("side files", "").splitlines())
         _check_plan(root, plan_id, identity)
-        self.finished = (root / MANIFEST_NAME).exists()
+        self.finished = self.is_sealed() or not self._joins(identity)
         if self.finished:
             self.clean()  # what a crash between the manifest and the tidying left
-            return
-        _check_ours(root)
-        with writing(root), self._lock("plan"):
-            self._join(identity)
 
     @classmethod
     def begun(cls, root: Path) -> Self:
@@ -122,7 +120,9 @@ class OutputDirectory:
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
         """Show that this run lives, between two jobs as well, so that `--overwrite` keeps off."""
-        with self._lock(f"run.{os.getpid()}.{id(self)}"):
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(*_TIDIED):
+                held.enter_context(self._lock(f"run.{os.getpid()}.{id(self)}"))
             yield
 
     def temporary(self, number: int) -> Path:
@@ -135,7 +135,7 @@ class OutputDirectory:
         lock = self._lock(str(number))
         try:
             lock.acquire(timeout=0)
-        except (filelock.Timeout, FileNotFoundError):
+        except (filelock.Timeout, *_TIDIED):
             yield False  # another process holds it, or has just tidied up after sealing
             return
         try:
@@ -168,7 +168,7 @@ class OutputDirectory:
 
     def keep_facts(self, facts: tuple[FactsEntry, ...]) -> None:
         """Note what a survey found, for the next process of this plan."""
-        self._write(self._work / _FACTS, encode(KeptFacts(self._plan_id, facts)))
+        self._note(self._work / _FACTS, encode(KeptFacts(self._plan_id, facts)))
 
     @staticmethod
     def kept_facts(root: Path, plan_id: str) -> tuple[FactsEntry, ...] | None:
@@ -178,7 +178,7 @@ class OutputDirectory:
 
     def keep_draft(self, draft: Manifest) -> None:
         """Note what the manifest will say but for digests, for whoever seals."""
-        self._write(self._work / _DRAFT, encode(draft))
+        self._note(self._work / _DRAFT, encode(draft))
 
     def draft(self) -> Manifest:
         """Return that note.
@@ -194,7 +194,7 @@ class OutputDirectory:
 
     def add_run(self, name: str, run: RunEntry) -> None:
         """Note how a share of the work went."""
-        self._write(self._work / "runs" / f"{name}.json", encode(run))
+        self._note(self._work / "runs" / f"{name}.json", encode(run))
 
     def runs(self) -> list[RunEntry]:
         """Return how the shares went that were noted."""
@@ -213,7 +213,7 @@ class OutputDirectory:
         while not self.is_sealed():
             try:
                 lock = self._lock("seal").acquire()
-            except FileNotFoundError:
+            except _TIDIED:
                 continue  # another process has just tidied up
             with lock:
                 yield not self.is_sealed()
@@ -253,10 +253,22 @@ class OutputDirectory:
     def _write(self, path: Path, data: bytes) -> None:
         write_file(path, (data,), self._work / "tmp")
 
+    def _note(self, path: Path, data: bytes) -> None:
+        """Write what nobody needs any more where another process has sealed meanwhile."""
+        try:
+            self._write(path, data)
+        except OutputError:
+            if not self.is_sealed():
+                raise
+
     def _lock(self, name: str) -> filelock.FileLock:
         folder = self._work / "locks"
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except _TIDIED:
+                if not self.is_sealed():
+                    raise
         # A job may be let go by another thread than the one that took it.
         return filelock.FileLock(folder / name, thread_local=False)
 
@@ -295,6 +307,18 @@ class OutputDirectory:
             return
         message = f"`{self.root}` was emptied, or given another plan, while this one ran"
         raise OutputError(message, hint="run the command again, with another `--out`")
+
+    def _joins(self, identity: Mapping[str, str]) -> bool:
+        """Begin, or go on; false if another process of this plan has sealed meanwhile."""
+        try:
+            _check_ours(self.root)
+            with writing(self.root), self._lock("plan"):
+                self._join(identity)
+        except OutputError:  # the folder may have been tidied up under it
+            if not self.is_sealed():
+                raise
+        _check_plan(self.root, self._plan_id, identity)
+        return not self.is_sealed()
 
     def _join(self, identity: Mapping[str, str]) -> None:
         path = self._work / "plan.json"

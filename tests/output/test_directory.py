@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,31 @@ def test_no_work_folder_is_left(converted):
         "weights",
         "restore",
     }
+
+
+@pytest.mark.parametrize("turn", range(3), ids=["plan", "run", "job"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_another_process_ends_while_this_one_takes_a_lock(
+    source, converted, tmp_path, monkeypatch, turn, when
+):
+    """It seals and tidies up just before, or just after, the folder of locks is asked for."""
+    out = begin(source, tmp_path / "out")
+    asked, make = 0, os.mkdir
+
+    def mkdir(path: Path, mode: int = 0o777) -> None:
+        nonlocal asked
+        is_turn = Path(path).name == "locks" and asked == turn
+        asked += Path(path).name == "locks"
+        try:
+            if not is_turn or when == "after":
+                make(path, mode)
+        finally:
+            if is_turn:
+                runs.run(source, out)
+        if is_turn and when == "before":
+            make(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    runs.run(source, out)
+    assert asked > turn
+    assert runs.tree(out) == runs.tree(converted)
