@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from moeconv import report
 from moeconv.acceptance import check_engines, start_commands
 from moeconv.budget import budget_for
+from moeconv.checkpoint.hashing import hashed
 from moeconv.conversion import convert
 from moeconv.digests import Subset
 from moeconv.errors import OutputError
@@ -106,6 +107,9 @@ def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
     if options.recheck:
         _recheck(plan, directory)
     sink.adopt(directory, plan)
+    if options.hash_source:
+        report.note("reading the source once for the SHA-256 of its files")
+        checkpoint = hashed(checkpoint)
     events = convert(plan, checkpoint, directory, kernels, options.limits)
     manifest = _drive(sink.along(directory, events), plan, directory, options)
     if manifest is None:

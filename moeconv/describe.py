@@ -58,7 +58,12 @@ def draft(plan: Plan, checkpoint: Checkpoint) -> Manifest:
             family=plan.family.name,
             files=tuple(
                 SourceFileEntry(
-                    file.name, file.size, file.header_sha256, file.probe_xxh3, file.sha256
+                    file.name,
+                    file.size,
+                    file.header_sha256,
+                    file.probe_xxh3,
+                    file.sha256,
+                    file.sha256_from,
                 )
                 for file in checkpoint.files
             ),

@@ -175,6 +175,8 @@ class ConvertedSight:
         Bytes that restoring the source needs beside these; `None` where it cannot be restored.
     left_out
         How many source tensors of each part are in no file that an engine reads.
+    digests
+        How many source files' SHA-256 is known, by where it is from.
     tools
         Versions of what took part.
     """
@@ -196,6 +198,7 @@ class ConvertedSight:
     flushed: int
     negative: int
     left_out: dict[str, int]
+    digests: dict[str, int]
     tools: dict[str, str]
     engines: tuple[EngineSight, ...]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -242,6 +243,9 @@ def _converted(root: Path, manifest: Manifest) -> Inspection:
             flushed=sum(facts.flushed for facts in manifest.facts),
             negative=sum(facts.negative for facts in manifest.facts),
             left_out=manifest.left_out,
+            digests=dict(
+                Counter(file.sha256_from for file in manifest.source.files if file.sha256_from)
+            ),
             tools=manifest.tools,
             engines=tuple(loaders(root, manifest, read_config(root))),
         ),

@@ -54,6 +54,8 @@ class Options:
         Replace what moeconv wrote to `out`.
     recheck
         Read the shards of an earlier run again, and do the damaged ones again.
+    hash_source
+        Read each source file whole, for its SHA-256.
     as_json
         JSON lines to stdout.
     max_lost_share
@@ -80,6 +82,7 @@ class Options:
     sidecar: bool = True
     overwrite: bool = False
     recheck: bool = False
+    hash_source: bool = False
     as_json: bool = False
     max_lost_share: float = 0.01
     push: str | None = None

@@ -62,7 +62,14 @@ def checkpoint_again(files: Files, manifest: Manifest, sidecar: SidecarEntry) ->
         config=read_config(files.root),
         tensors=tensors,
         files=tuple(
-            SourceFile(file.name, file.size, file.header_sha256, file.probe_xxh3, file.sha256)
+            SourceFile(
+                file.name,
+                file.size,
+                file.header_sha256,
+                file.probe_xxh3,
+                file.sha256,
+                file.sha256_from,
+            )
             for file in manifest.source.files
         ),
         side_files=tuple(manifest.plan.get("side files", "").splitlines()),

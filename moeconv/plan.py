@@ -261,7 +261,14 @@ def _weight_jobs(checkpoint: Checkpoint, taken: Iterable[Stack], target: Target)
 
 def _identity(checkpoint: Checkpoint, target: Target, family: Family) -> dict[str, str]:
     files: list[list[str | int | None]] = [
-        [f.name, f.size, f.header_sha256, f.sha256 or f.probe_xxh3] for f in checkpoint.files
+        # A digest that only some runs know of the same directory would make it another plan.
+        [
+            f.name,
+            f.size,
+            f.header_sha256,
+            f.sha256 if f.sha256_from == "hub metadata" else f.probe_xxh3,
+        ]
+        for f in checkpoint.files
     ]
     files += [[name, size] for name, size in checkpoint.indexes.items()]
     config = json.dumps(checkpoint.config, sort_keys=True)

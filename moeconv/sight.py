@@ -123,6 +123,8 @@ def _converted_rows(sight: ConvertedSight, groups: Iterable[Group]) -> Iterator[
     if sight.restore_bytes is not None:
         can = f"can be restored, with {size(sight.restore_bytes)} more in restore/"
     yield "source", can
+    known = [f"{_count(count, 'file')}, {where}" for where, count in sight.digests.items()]
+    yield "its SHA-256", "; ".join(known) or "not known (--hash-source)"
     yield "made by", ", ".join(f"{name} {version}" for name, version in sight.tools.items())
 
 

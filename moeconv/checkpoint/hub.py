@@ -113,7 +113,7 @@ class HubOrigin:
         if wanted > len(start):
             start += self._bytes(name, len(start), wanted)
         file, refs = parse_header(name, size, start)
-        return replace(file, sha256=sha256), refs
+        return replace(file, sha256=sha256, sha256_from=sha256 and "hub metadata"), refs
 
     def _bytes(self, name: str, begin: int, end: int) -> bytes:
         out = bytearray(end - begin)

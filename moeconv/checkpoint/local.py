@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from moeconv.tensors import Bytes
 
 _CHUNK_BYTES: Final = 1 << 20
+_SHA256: Final = re.compile("[0-9a-f]{64}")
 
 
 class LocalRanges(OpenFiles):
@@ -150,7 +152,16 @@ class LocalOrigin:
     def headers(self, names: Sequence[str]) -> list[tuple[SourceFile, list[TensorRef]]]:
         """Return what each weight file is and which tensors it holds."""
         found = (read_header(self.root, name) for name in names)
-        return [(replace(file, sha256=self.digests.get(file.name)), refs) for file, refs in found]
+        return [(self._with_digest(file), refs) for file, refs in found]
+
+    def _with_digest(self, file: SourceFile) -> SourceFile:
+        """Return the file with the digest that the Hub gave, or that names it in a Hub cache."""
+        if given := self.digests.get(file.name):
+            return replace(file, sha256=given, sha256_from="hub metadata")
+        blob = (self.root / file.name).resolve()
+        if blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name):
+            return replace(file, sha256=blob.name, sha256_from="cache blob name")
+        return file
 
     def open(self, ahead_bytes: int) -> LocalRanges:
         """Return byte ranges of its files; the kernel has its own memory for what comes next."""

@@ -97,7 +97,9 @@ class SourceFile:
     probe_xxh3
         Of a few places of the data; `None` where they were not read.
     sha256
-        Of the whole file, as the Hub says; `None` where it says none.
+        Of the whole file; `None` where it is not known.
+    sha256_from
+        Where that is from: `hub metadata`, `cache blob name` or `read`.
     """
 
     name: str
@@ -105,6 +107,7 @@ class SourceFile:
     header_sha256: str
     probe_xxh3: str | None
     sha256: str | None = None
+    sha256_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

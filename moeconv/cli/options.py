@@ -163,6 +163,10 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
     "recheck": typer.Option(
         "--recheck", help="Read finished shards again; those with other bytes are done again."
     ),
+    "hash_source": typer.Option(
+        "--hash-source",
+        help="Read each source file whole first, to keep its SHA-256 in the manifest.",
+    ),
     "as_json": typer.Option("--json", help="Print JSON lines to stdout, for machines."),
 }
 """A row for each field of `Options` that has a flag of its own; in the order of the help."""

@@ -71,7 +71,9 @@ class SourceFileEntry:
     probe_xxh3
         Of a few places of its data; `None` where it came from the Hub, by byte ranges.
     sha256
-        From the Hub's metadata, where it came from there; what was read was not hashed as a file.
+        Of the whole file; `None` where it is not known.
+    sha256_from
+        Where that is from: `hub metadata`, `cache blob name`, or `read` with `--hash-source`.
     """
 
     name: str
@@ -79,6 +81,7 @@ class SourceFileEntry:
     header_sha256: str
     probe_xxh3: str | None
     sha256: str | None = None
+    sha256_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
