@@ -134,6 +134,8 @@ def _convert(
         run.bytes_read = reader.bytes_read
         run.peak_device_bytes = pipeline.peak_device_bytes
     if limits.share.only:
+        if directory.is_sealed():
+            return  # somebody joined the shares as soon as the last record was there
         directory.copy_side_files(checkpoint.origin.chunks, checkpoint.side_files)
         directory.add_run(limits.share.label.replace("/", "-of-"), run.entry())
         return

@@ -21,6 +21,7 @@ from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord
 from moeconv.pipeline import Moved
+from moeconv.seal import seal
 from moeconv.share import Share, launched, own_gpu, parse_share, ranks_here
 from tests import runs
 from tests.fp4.models import Model
@@ -222,3 +223,21 @@ def test_torchrun(source, expected, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("converted to") == 1
     assert runs.tree(out) == runs.tree(expected)
+
+
+def test_a_seal_between_a_shares_last_shard_and_its_end_leaves_nothing(source, tmp_path):
+    plan, checkpoint = runs.plan(source, Wanted(max_shard_bytes=100_000))
+    out = tmp_path / "out"
+    directory = OutputDirectory(out, plan.id, plan.identity)
+    events = convert(
+        plan, checkpoint, directory, CpuKernels(), Limits(1, share=Share(0, 1, only=True))
+    )
+    left = len(plan.jobs)
+    while left:
+        left -= isinstance(next(events), ShardRecord)
+    directory.copy_side_files(checkpoint.origin.chunks, checkpoint.side_files)
+    seal(out)
+    before = runs.tree(out)
+    assert list(events) == []
+    assert runs.tree(out) == before
+    assert not (out / ".moeconv").exists()
