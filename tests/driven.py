@@ -34,6 +34,8 @@ class Faulty:
         return self.call(*args)
 
 
+# In the background a shell has the tests, and what they start, ignore Ctrl-C; a person's does not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 fault, amount = sys.argv[1], float(sys.argv[2])
 for call in CALLS:
     setattr(os, call, Faulty(call))
