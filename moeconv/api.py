@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeconv.budget import Limits
-from moeconv.checkpoint.reader import reader_for
 from moeconv.conversion import convert as run
 from moeconv.digests import Subset
 from moeconv.errors import VerifyError
@@ -21,7 +20,7 @@ from moeconv.plan import Plan, Target, facts_entries, known_facts, plan_for
 from moeconv.recognition import pick_family
 from moeconv.sidecar import settle
 from moeconv.sourcing import open_source as open_checkpoint
-from moeconv.survey import check_share, survey
+from moeconv.survey import check_share, survey_all
 from moeconv.target import Wish, choose_layout, wish_for
 from moeconv.verification import Verified
 from moeconv.verification import verify as run_verify
@@ -117,9 +116,7 @@ def convert(
     if plan.facts is None and kept is not None:
         plan = settle(plan, checkpoint, known_facts(kept))
     if plan.facts is None:
-        with reader_for(checkpoint) as reader:
-            events = survey(plan, checkpoint, reader)
-            plan = next(event for event in events if isinstance(event, Plan))
+        plan = survey_all(plan, checkpoint)
     known = plan.facts or {}
     check_share(known, _MOST_LOST)
     directory = OutputDirectory(root, plan.id, plan.identity)

@@ -15,7 +15,7 @@ from moeconv.output.completing import complete
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, RunEntry, ShardRecord, kept_name
 from moeconv.pipeline import Moved, Pipeline
-from moeconv.survey import survey
+from moeconv.survey import survey_all
 
 if TYPE_CHECKING:
     from moeconv.budget import Limits
@@ -89,9 +89,7 @@ def convert(
         The directory cannot be written.
     """
     if plan.facts is None:
-        with reader_for(checkpoint) as reader:
-            events = survey(plan, checkpoint, reader)
-            plan = next(event for event in events if not isinstance(event, Moved))
+        plan = survey_all(plan, checkpoint)
     with directory.present():
         yield from _convert(plan, checkpoint, directory, kernels, limits)
         if not limits.share.only:
@@ -108,7 +106,8 @@ def _convert(
     limits: Limits,
 ) -> Iterator[Moved | ShardRecord]:
     """Do every job that is left of this process's share, then seal if it is all of them."""
-    directory.keep_draft(draft(plan, checkpoint))
+    made = draft(plan, checkpoint)
+    directory.keep_draft(made)
     run = _Run(kernels.device, kernels.name, limits.workers)
     records: dict[str, ShardRecord] = {}
     ahead_bytes = limits.ahead_bytes(checkpoint)
@@ -144,7 +143,7 @@ def _convert(
             directory.copy_side_files(checkpoint.origin.chunks, checkpoint.side_files)
             side = [directory.file_entry(kept_name(name)) for name in checkpoint.side_files]
             shards = [records[job.file] for job in plan.jobs]
-            directory.seal(complete(directory.draft(), shards, side, run.entry()))
+            directory.seal(complete(made, shards, side, run.entry()))
 
 
 def _do(

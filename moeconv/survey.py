@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moeconv.checkpoint.reader import Reader, reader_for
 from moeconv.errors import SourceError, UnsupportedError
 from moeconv.jobs import Converted, places
 from moeconv.kernels.marlin import count_bytes
@@ -22,7 +23,6 @@ from moeconv.reading import read_matrix, scratch_for, span_of
 from moeconv.sidecar import settle
 
 if TYPE_CHECKING:
-    from moeconv.checkpoint.reader import Reader
     from moeconv.checkpoint.types import Checkpoint
     from moeconv.layouts.layout import Counts, Floats, Matrix
     from moeconv.stacks import Stack
@@ -95,6 +95,19 @@ class _Seen:
             counts[expert] = count_bytes(values)
         elif not are_powers(values, stack.geometry.scale_bytes):
             self.inexact.setdefault(name, []).append(expert)
+
+
+def survey_all(plan: Plan, checkpoint: Checkpoint) -> Plan:
+    """Survey every layer, where nobody watches the bytes; return the plan with its facts.
+
+    Raises
+    ------
+    SourceError
+        As `survey`.
+    """
+    with reader_for(checkpoint) as reader:
+        events = survey(plan, checkpoint, reader)
+        return next(event for event in events if isinstance(event, Plan))
 
 
 def total(known: Known) -> Totals:
