@@ -22,15 +22,15 @@ import msgspec
 from drawings import DRAWINGS
 
 import moeconv
-from moeconv.acceptance import ROWS, answers, make_command
 from moeconv.families import FAMILIES
 from moeconv.families.family import Family
-from moeconv.inspected import Inspection
+from moeconv.inspection.inspected import Inspection
 from moeconv.layouts import LAYOUTS
 from moeconv.layouts.layout import Engine, Geometry, Layout
 from moeconv.output.manifest import FORMAT, MANIFEST_NAME, Manifest
+from moeconv.planning.acceptance import ROWS, answers, make_command
+from moeconv.planning.traits import Kind, model_of
 from moeconv.schemes import SCHEMES
-from moeconv.traits import Kind, model_of
 
 DOCS: Final = Path(__file__).resolve().parent
 if DOCS.parent not in Path(moeconv.__file__).resolve().parents:

@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moeconv.budget import Limits
-from moeconv.conversion import convert as run
-from moeconv.digests import Subset
+from moeconv.conversion.budget import Limits
+from moeconv.conversion.convert import convert as run
+from moeconv.conversion.pipeline import Moved
+from moeconv.conversion.survey import check_share, survey_all
 from moeconv.errors import VerifyError
-from moeconv.experts import find_experts
 from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord
-from moeconv.pipeline import Moved
-from moeconv.plan import Plan, Target, facts_entries, known_facts, plan_for
-from moeconv.recognition import pick_family
-from moeconv.sidecar import settle
+from moeconv.planning.experts import find_experts
+from moeconv.planning.plan import Plan, Target, facts_entries, known_facts, plan_for
+from moeconv.planning.recognition import pick_family
+from moeconv.planning.sidecar import settle
+from moeconv.planning.target import Wish, choose_layout, wish_for
 from moeconv.sourcing import open_source as open_checkpoint
-from moeconv.survey import check_share, survey_all
-from moeconv.target import Wish, choose_layout, wish_for
-from moeconv.verification import Verified
-from moeconv.verification import verify as run_verify
+from moeconv.verification.digests import Subset
+from moeconv.verification.verify import Verified
+from moeconv.verification.verify import verify as run_verify
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint

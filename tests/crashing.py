@@ -21,7 +21,7 @@ from moeconv.errors import MoeconvError
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.manifest import MANIFEST_NAME
 from moeconv.serving.reader import open_converted
-from moeconv.verification import verify
+from moeconv.verification.verify import verify
 
 CALLS = (
     *("preadv", "pread", "pwrite", "write", "fsync", "replace", "unlink", "mkdir", "rmdir"),

@@ -20,14 +20,14 @@ from typing import Any, Final
 
 from moeconv.checkpoint.header import read_header
 from moeconv.checkpoint.index import open_checkpoint
-from moeconv.digests import Subset
 from moeconv.errors import MoeconvError
-from moeconv.experts import find_experts
-from moeconv.inspection import inspect_source
+from moeconv.inspection.inspect import inspect_source
 from moeconv.kernels.cpu import CpuKernels
-from moeconv.recognition import pick_family
+from moeconv.planning.experts import find_experts
+from moeconv.planning.recognition import pick_family
 from moeconv.serving import open_converted
-from moeconv.verification import verify
+from moeconv.verification.digests import Subset
+from moeconv.verification.verify import verify
 from tests import runs
 from tests.sources import Tiny, write_tiny
 

@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 from typer.testing import CliRunner
 
-from moeconv.budget import Limits
 from moeconv.checkpoint.types import Checkpoint
 from moeconv.cli import app
-from moeconv.conversion import convert
+from moeconv.conversion.budget import Limits
+from moeconv.conversion.convert import convert
+from moeconv.conversion.pipeline import Moved
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.layouts import TRTLLM_BF16
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord
-from moeconv.pipeline import Moved
-from moeconv.plan import Plan, Target, make_plan
+from moeconv.planning.plan import Plan, Target, make_plan
+from moeconv.planning.sidecar import settle
 from moeconv.serving import open_converted
-from moeconv.sidecar import settle
 from moeconv.sourcing import open_source
 
 COMMAND = (sys.executable, "-m", "moeconv")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeconv.abreast import abreast
+from moeconv.conversion.abreast import abreast
 
 
 def numbered(stream: int, count: int) -> Generator[tuple[int, int], None, None]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from moeconv.acceptance import ROWS, answers, check_engines
 from moeconv.errors import UnsupportedError
 from moeconv.families import FAMILIES
 from moeconv.layouts import LAYOUTS, TRTLLM_BF16
-from moeconv.traits import Kind, model_of
+from moeconv.planning.acceptance import ROWS, answers, check_engines
+from moeconv.planning.traits import Kind, model_of
 from tests import runs
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import moeconv
 from moeconv.output.manifest import Manifest
-from moeconv.target import Wish
+from moeconv.planning.target import Wish
 from tests import adding, runs
 from tests.fp4.models import Model
 
@@ -54,7 +54,7 @@ def test_the_import_alone_is_quick_and_names_are_what_they_seem():
     code = (
         "import sys, moeconv\n"
         "assert not {'numpy', 'torch', 'safetensors'} & set(sys.modules)\n"
-        "import moeconv.conversion, moeconv.verification\n"
+        "import moeconv.conversion.convert, moeconv.verification.verify\n"
         "assert callable(moeconv.convert) and callable(moeconv.verify)\n"
         "assert 'torch' not in sys.modules\n"
         "assert set(moeconv.__all__) <= set(dir(moeconv))\n"

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeconv.budget import PIECE_BYTES, Limits, budget_for, default_workers, expert_sizes
-from moeconv.conversion import convert
+from moeconv.conversion.budget import PIECE_BYTES, Limits, budget_for, default_workers, expert_sizes
+from moeconv.conversion.convert import convert
+from moeconv.conversion.pipeline import Moved
 from moeconv.errors import UnsupportedError
-from moeconv.jobs import Converted
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.kernels.cuda import CudaKernels
 from moeconv.kernels.torch import TorchBatch
 from moeconv.layouts.verbs import DeviceKernels
 from moeconv.output.directory import OutputDirectory
-from moeconv.pipeline import Moved
-from moeconv.plan import Plan
+from moeconv.planning.jobs import Converted
+from moeconv.planning.plan import Plan
 from tests import runs
 from tests.fp4.models import Model
 from tests.sources import Tiny, write_tiny

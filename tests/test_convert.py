@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeconv.budget import Limits
-from moeconv.conversion import convert
+from moeconv.conversion.budget import Limits
+from moeconv.conversion.convert import convert
+from moeconv.conversion.pipeline import Moved
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord
-from moeconv.pipeline import Moved
 from tests import runs
 from tests.runs import Wanted
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from moeconv.errors import UnsupportedError
-from moeconv.explanation import explain, rank_bar, row_map
 from moeconv.families import FAMILIES
+from moeconv.inspection.explanation import explain, rank_bar, row_map
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.layouts import LAYOUTS, TRTLLM_BF16
 from moeconv.layouts.layout import Geometry, Slice

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.cli import app
-from moeconv.digests import Subset
 from moeconv.errors import MoeconvError, OutputError, SourceError, VerifyError
-from moeconv.inspection import inspect_source
+from moeconv.inspection.inspect import inspect_source
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.manifest import read_manifest
 from moeconv.serving import open_converted
-from moeconv.verification import verify
+from moeconv.verification.digests import Subset
+from moeconv.verification.verify import verify
 from tests import runs
 from tests.sources import write_raw
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from moeconv.cli import app
 from moeconv.errors import MoeconvError
-from moeconv.inspection import inspect_source
+from moeconv.inspection.inspect import inspect_source
 from tests import runs
 from tests.fp4.models import Model
 from tests.sources import Tiny, noise, write_checkpoint, write_safetensors, write_tiny

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeconv.errors import UnsupportedError
-from moeconv.jobs import Converted
-from moeconv.plan import _ranges
+from moeconv.planning.jobs import Converted
+from moeconv.planning.plan import _ranges
 from tests import runs
 from tests.runs import Wanted
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from moeconv.checkpoint.index import open_checkpoint
-from moeconv.digests import Subset
 from moeconv.kernels.cpu import CpuKernels
-from moeconv.verification import Verified, verify
+from moeconv.verification.digests import Subset
+from moeconv.verification.verify import Verified, verify
 from tests import published, runs
 from tests.sources import Tensor, write_checkpoint
 

@@ -16,7 +16,7 @@ import pytest
 from moeconv.checkpoint.index import open_checkpoint
 from moeconv.errors import MoeconvError, OutputError, UnsupportedError, VerifyError
 from moeconv.kernels.cpu import CpuKernels
-from moeconv.restore import Restored, restore
+from moeconv.restoration.restore import Restored, restore
 from tests import published, runs
 from tests.fp4.models import KINDS, NVFP4_KINDS, Model
 from tests.runs import Wanted

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeconv.budget import Limits
-from moeconv.conversion import convert
+from moeconv.conversion.budget import Limits
+from moeconv.conversion.convert import convert
+from moeconv.conversion.pipeline import Moved
+from moeconv.conversion.seal import seal
 from moeconv.errors import UnsupportedError
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord
-from moeconv.pipeline import Moved
-from moeconv.seal import seal
 from moeconv.share import Share, launched, own_gpu, parse_share, ranks_here
 from tests import runs
 from tests.fp4.models import Model

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from moeconv.digests import Subset
+from moeconv.conversion.pipeline import Moved
 from moeconv.errors import SourceError, VerifyError
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.manifest import read_manifest
-from moeconv.pipeline import Moved
-from moeconv.verification import Verified, bytes_to_move, verify
+from moeconv.verification.digests import Subset
+from moeconv.verification.verify import Verified, bytes_to_move, verify
 from tests import runs
 from tests.runs import Wanted
 

@@ -16,7 +16,7 @@ from moeconv.kernels import marlin, rowmaps
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.kernels.witness import lay_out_apart
 from moeconv.layouts.verbs import GlobalScale, MarlinRows, MarlinWeight, RowBlocks
-from moeconv.verification import Verified, verify
+from moeconv.verification.verify import Verified, verify
 from tests import runs
 from tests.fp4.models import Model
 

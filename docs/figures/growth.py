@@ -18,15 +18,15 @@ import time
 from pathlib import Path
 
 from moeconv.bench.shapes import find_shape
-from moeconv.budget import Limits
 from moeconv.checkpoint.index import open_checkpoint
-from moeconv.conversion import convert
+from moeconv.conversion.budget import Limits
+from moeconv.conversion.convert import convert
 from moeconv.kernels import pick
 from moeconv.layouts import TRTLLM_BF16
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, ShardRecord
-from moeconv.plan import Target, make_plan
+from moeconv.planning.plan import Target, make_plan
 
 SHAPE = find_shape("qwen3-30b-a3b")
 

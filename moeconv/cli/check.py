@@ -11,14 +11,14 @@ import typer
 from moeconv.cli.options import EXIT_CODES
 
 if TYPE_CHECKING:
-    from moeconv.digests import Subset
+    from moeconv.verification.digests import Subset
 
 verbs = typer.Typer()
 
 
 def _subset(text: str) -> Subset:
     """Parse `2/5`; digests are imported when they are needed."""
-    from moeconv.digests import Subset
+    from moeconv.verification.digests import Subset
 
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
     if match is None or not 1 <= int(match.group(1)) <= int(match.group(2)):
@@ -76,7 +76,7 @@ def verify(
 
     On the Hub, sizes and SHA-256 are those that it has of its files, and headers are read by range.
     """
-    from moeconv.commands import run_compare_source, run_verify
+    from moeconv.commands.converted import run_compare_source, run_verify
 
     part = "1/1" if read_data else subset
     wanted = None if part is None else _subset(part)
@@ -102,7 +102,7 @@ def rank(
     The sizes are those of the expert layers: with both above 1 a rank holds some of the experts,
     and of each of them a part.
     """
-    from moeconv.commands import run_rank
+    from moeconv.commands.converted import run_rank
 
     run_rank(converted, tp=(tp, tp_rank), ep=(ep, ep_rank), as_json=as_json)
 
@@ -125,7 +125,7 @@ def seal(
     Shares of several machines are joined by copying their directories over each other first, with
     their hidden files (as `rsync -a` does). The source is not needed.
     """
-    from moeconv.commands import run_seal
+    from moeconv.commands.converted import run_seal
 
     run_seal(out, as_json=as_json)
 
@@ -147,6 +147,6 @@ def restore(
     Weight files that the conversion did not read are not among them. The same command goes on
     after an interruption.
     """
-    from moeconv.commands import run_restore
+    from moeconv.commands.converted import run_restore
 
     run_restore(converted, out, device=device, as_json=as_json)

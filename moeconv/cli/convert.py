@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeconv.cli.options import EXIT_CODES, takes_options
-from moeconv.options import Options
+from moeconv.commands.options import Options
 
 if TYPE_CHECKING:
-    from moeconv.target import Wish
+    from moeconv.planning.target import Wish
 
 verbs = typer.Typer()
 
@@ -20,11 +20,11 @@ verbs = typer.Typer()
 def _run(options: Options, wish: Wish) -> None:
     """Convert, or show the plan, which needs nothing that converts or publishes."""
     if options.dry_run:
-        from moeconv.preview import preview
+        from moeconv.commands.preview import preview
 
         preview(options, wish)
         return
-    from moeconv.converting import run_convert
+    from moeconv.commands.convert import run_convert
 
     run_convert(options, wish)
 
@@ -39,7 +39,7 @@ def trtllm(options: Options) -> None:
     One output serves every tensor- and expert-parallel size whose share of the intermediate size
     is a multiple of 64. The same command resumes an interrupted run.
     """
-    from moeconv.target import Wish
+    from moeconv.planning.target import Wish
 
     _run(options, Wish("trtllm"))
 
@@ -98,7 +98,7 @@ def marlin_fp4(
     every tensor-parallel size whose share of the intermediate size is a multiple of 64. NVFP4
     bytes that depend on the expert-parallel size are not offered: the scale factor is the layer's.
     """
-    from moeconv.target import Wish
+    from moeconv.planning.target import Wish
 
     if nvfp4 and mxfp4:
         message = "give one of --nvfp4 and --mxfp4, or neither"
@@ -131,6 +131,6 @@ def convert(
     `trtllm` and `marlin-fp4` find the layout for a checkpoint; this is for one that has no command
     of its own, and for scripts.
     """
-    from moeconv.target import wish_for
+    from moeconv.planning.target import wish_for
 
     _run(options, wish_for(layout))

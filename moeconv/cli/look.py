@@ -37,7 +37,7 @@ def inspect(
 
     Reads headers and config only. Everything that stands against a conversion is listed at once.
     """
-    from moeconv.sight import run_inspect
+    from moeconv.commands.inspect import run_inspect
 
     run_inspect(source, family=family, as_json=as_json)
 
@@ -50,7 +50,7 @@ def show_list(
     ] = False,
 ) -> None:
     """Show the families, schemes, layouts and engines that moeconv knows."""
-    from moeconv.catalogue import run_list
+    from moeconv.commands.catalogue import run_list
 
     run_list(as_json=as_json)
 
@@ -72,7 +72,7 @@ def explain(
     ] = False,
 ) -> None:
     """Show shapes, row order, padding and the ranges that ranks read of a layout."""
-    from moeconv.catalogue import run_explain
+    from moeconv.commands.catalogue import run_explain
     from moeconv.layouts.layout import Geometry
 
     run_explain(layout, Geometry(experts, hidden, intermediate, gated), tp, as_json=as_json)

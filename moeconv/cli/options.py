@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec,
 
 import typer
 
-from moeconv.options import Options
+from moeconv.commands.options import Options
 from moeconv.share import Share, parse_share
 
 if TYPE_CHECKING:

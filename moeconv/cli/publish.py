@@ -38,8 +38,8 @@ def push(
 
     The same command goes on after an interruption, and sends nothing twice.
     """
+    from moeconv.commands.push import run_push
     from moeconv.output.hub import Destination
-    from moeconv.pushing import run_push
 
     destination = Destination(repository, revision, private, create_pr)
     run_push(converted, destination, dry_run=dry_run, as_json=as_json)

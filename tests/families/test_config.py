@@ -10,7 +10,7 @@ import pytest
 from moeconv.errors import SourceError
 from moeconv.families import FAMILIES
 from moeconv.families.family import Family
-from moeconv.modelconfig import (
+from moeconv.planning.modelconfig import (
     activation,
     is_clamped,
     layer_count,

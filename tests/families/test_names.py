@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from moeconv.errors import SourceError, UnsupportedError
-from moeconv.plan import Plan
+from moeconv.planning.plan import Plan
 from tests import runs
 from tests.sources import Tensor, noise, write_checkpoint
 

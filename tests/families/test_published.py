@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moeconv.kernels.cpu import CpuKernels
-from moeconv.verification import verify
+from moeconv.verification.verify import verify
 from tests import runs
 
 Tensors: TypeAlias = dict[str, torch.Tensor]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from moeconv.checkpoint.index import open_checkpoint
-from moeconv.digests import Subset
 from moeconv.errors import UnsupportedError
 from moeconv.kernels.cpu import CpuKernels
-from moeconv.modelconfig import activation, renormalises
-from moeconv.recognition import pick_family
-from moeconv.verification import Verified, verify
+from moeconv.planning.modelconfig import activation, renormalises
+from moeconv.planning.recognition import pick_family
+from moeconv.verification.digests import Subset
+from moeconv.verification.verify import Verified, verify
 from tests import runs
 from tests.families import tiny
 from tests.families.unshuffle import read_expert

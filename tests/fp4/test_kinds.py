@@ -449,7 +449,7 @@ def test_a_resumed_run_does_not_survey_again(tmp_path: Path, monkeypatch: pytest
         message = "the scales were read again"
         raise AssertionError(message)
 
-    monkeypatch.setattr("moeconv.preview.survey", again)
+    monkeypatch.setattr("moeconv.commands.preview.survey", again)
     runs.invoke("marlin-fp4", source, "--out", out, *options)
     assert runs.shards(out) == runs.shards(expected)
     first, second = (json.loads((root / "moeconv.json").read_bytes()) for root in (out, expected))

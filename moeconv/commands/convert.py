@@ -1,0 +1,193 @@
+"""What do the verbs that convert do? Decide everything, then convert and show it as it goes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moeconv import report
+from moeconv.checkpoint.hashing import hashed
+from moeconv.commands.options import Options
+from moeconv.commands.preview import surveyed, target_of
+from moeconv.commands.push import Sink, sink_for
+from moeconv.commands.space import check_space, say_what_is_missing
+from moeconv.commands.summary import Finished, show_result
+from moeconv.conversion.budget import budget_for
+from moeconv.conversion.convert import convert
+from moeconv.conversion.pipeline import Moved
+from moeconv.errors import OutputError
+from moeconv.kernels import pick
+from moeconv.output.directory import OutputDirectory
+from moeconv.output.manifest import Manifest, ShardRecord, read_manifest
+from moeconv.output.place import check_apart, check_place
+from moeconv.planning.acceptance import check_engines, start_commands
+from moeconv.planning.experts import find_experts
+from moeconv.planning.plan import Plan, facts_entries, known_facts, plan_for
+from moeconv.planning.recognition import pick_family
+from moeconv.planning.sidecar import settle
+from moeconv.planning.target import Wish, choose_layout, out_name
+from moeconv.planning.traits import kinds_of, model_of
+from moeconv.publishing.uploads import Sent
+from moeconv.sourcing import is_local, open_source
+from moeconv.verification.digests import Subset
+from moeconv.verification.verify import check_files, verify
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Checkpoint
+    from moeconv.layouts.verbs import Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """What will be converted, to where, and how it is served then."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+    out: Path
+    starts: tuple[str, ...]
+
+
+def run_convert(options: Options, wish: Wish) -> None:
+    """Convert, and show it as it goes."""
+    share = options.limits.share
+    report.lead(share.label, leads=share.leads)
+    kernels = pick(options.device)
+    decided = _decide(options, wish, kernels)
+    try:
+        _convert(decided, options, kernels)
+    except OutputError as problem:
+        say_what_is_missing(problem, decided.out, options.own_jobs(decided.plan))
+        raise
+    except KeyboardInterrupt:
+        report.note("interrupted; run the same command again to go on from here")
+        sys.exit(130)
+
+
+def _decide(options: Options, wish: Wish, kernels: Kernels) -> _Decided:
+    """Look at the checkpoint; refuse what can be refused before anything is written."""
+    checkpoint = open_source(options.source, keep=options.keep_source)
+    for note in checkpoint.notes:
+        report.note(note)
+    family = pick_family(checkpoint, options.family)
+    experts = find_experts(checkpoint, family)
+    layout = choose_layout(wish, experts.stacks, checkpoint.config)
+    plan = plan_for(checkpoint, family, experts, target_of(options, wish, layout, kernels))
+    out = options.out or Path(out_name(checkpoint.name, layout, options.tp))
+    budget_for(plan.jobs, options.limits.beside(options.limits.ahead_bytes(checkpoint)), kernels)
+    model = model_of(family, checkpoint.config, kinds_of(plan.stacks), checkpoint.tensors)
+    for warning in (*plan.warnings, *check_engines(layout, model)):
+        report.warn(warning)
+    if is_local(options.source):
+        check_apart(out, Path(options.source))
+    check_place(out)
+    return _Decided(checkpoint, plan, out, start_commands(layout, model, out))
+
+
+def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
+    """Do what is left to do, and say what became of it."""
+    checkpoint, plan, out = decided.checkpoint, decided.plan, decided.out
+    sink = sink_for(options, plan, out)
+    if sink.is_there(checkpoint) or _is_done(plan, out, sink, options):
+        return
+    started_s = time.monotonic()
+    kept = OutputDirectory.kept_facts(out, plan.id)
+    if kept is not None:
+        plan = settle(plan, checkpoint, known_facts(kept))
+    plan = surveyed(plan, checkpoint, options.max_lost_share)
+    OutputDirectory.check(out, plan.id, plan.identity, overwrite=options.overwrite)
+    jobs, most = options.own_jobs(plan), options.max_disk_bytes
+    check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)
+    directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
+    directory.keep_facts(facts_entries(plan.facts or {}))
+    if options.recheck:
+        _recheck(plan, directory)
+    sink.adopt(directory, plan)
+    if options.hash_source:
+        report.note("reading the source once for the SHA-256 of its files")
+        checkpoint = hashed(checkpoint)
+    events = convert(plan, checkpoint, directory, kernels, options.limits)
+    manifest = _drive(sink.along(directory, events), plan, directory, options)
+    if manifest is None:
+        _show_share(out, options)
+        return
+    source = None if options.push else checkpoint.origin.where
+    seconds = time.monotonic() - started_s
+    show_result(
+        plan, Finished(source, out, seconds, manifest, decided.starts), as_json=options.as_json
+    )
+    sink.finish(manifest)
+
+
+def _is_done(plan: Plan, out: Path, sink: Sink, options: Options) -> bool:
+    """Say whether nothing is left to convert; then what is left of publishing is done."""
+    if options.overwrite or not OutputDirectory.is_finished(out, plan.id):
+        return False
+    OutputDirectory(out, plan.id, plan.identity)  # tidies up what a crash may have left
+    if options.push:
+        sink.finish(read_manifest(out))
+        return True
+    check_files(out, read_manifest(out))
+    if options.recheck:
+        deque(verify(out, pick("cpu"), read_data=Subset()), maxlen=0)
+    report.good(f"`{out}` is already converted with these options; nothing to do")
+    if options.as_json:
+        report.emit({"event": "done", "out": str(out), "plan_id": plan.id})
+    return True
+
+
+def _drive(
+    events: Iterable[Moved | Sent | ShardRecord | Manifest],
+    plan: Plan,
+    directory: OutputDirectory,
+    options: Options,
+) -> Manifest | None:
+    own = options.limits.share.jobs(len(plan.jobs))
+    manifest: Manifest | None = None
+    with report.progress() as bar:
+        task = bar.add_task(
+            "converting",
+            total=sum(plan.jobs[number].nbytes for number in own),
+            completed=_done_bytes(plan, own, directory),
+        )
+        sent = bar.add_task("sending", total=plan.nbytes, visible=options.push is not None)
+        for event in events:
+            match event:
+                case Moved(nbytes):
+                    bar.advance(task, nbytes)
+                case Sent(nbytes):
+                    bar.advance(sent, nbytes)
+                case ShardRecord():
+                    if options.as_json:
+                        shard = {"file": event.file, "size": event.size, "sha256": event.sha256}
+                        report.emit({"event": "shard", **shard})
+                case Manifest():
+                    manifest = event
+    return manifest
+
+
+def _done_bytes(plan: Plan, numbers: Iterable[int], directory: OutputDirectory) -> int:
+    jobs = ((number, plan.jobs[number]) for number in numbers)
+    return sum(job.nbytes for number, job in jobs if directory.record(number, job.file))
+
+
+def _recheck(plan: Plan, directory: OutputDirectory) -> None:
+    for number, job in enumerate(plan.jobs):
+        if directory.drop_damaged(number, job.file):
+            report.warn(f"`{job.file}` is damaged, and is done again")
+
+
+def _show_share(out: Path, options: Options) -> None:
+    """Say that a share is done, and what is left to do."""
+    label = options.limits.share.label
+    report.good(f"share {label} is done in `{out}`")
+    then = f"moeconv seal {out}, when all shares are there"
+    if options.push:
+        then = "the same command without --shard-of, when all shares are on the Hub"
+    report.table("", [("next", then)])
+    if options.as_json:
+        report.emit({"event": "share", "out": str(out), "share": label})

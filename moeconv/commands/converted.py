@@ -1,0 +1,187 @@
+"""What do the verbs for a converted directory do? One call of the library, then the report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from moeconv import report
+from moeconv.conversion.seal import seal
+from moeconv.errors import UnsupportedError, VerifyError
+from moeconv.kernels import pick
+from moeconv.output.manifest import read_manifest
+from moeconv.output.remote import RemoteModel, is_repository
+from moeconv.restoration.restore import Restored, bytes_to_restore, restore
+from moeconv.serving import open_converted
+from moeconv.verification.digests import Subset
+from moeconv.verification.remote import compare_source, verify_remote
+from moeconv.verification.verify import Verified, bytes_to_move, verify
+
+
+def run_seal(out: Path, *, as_json: bool) -> None:
+    """Join shares, and say what was made."""
+    manifest = seal(out)
+    if as_json:
+        report.emit({"event": "done", "out": str(out), "plan_id": manifest.plan_id})
+        return
+    report.good(f"`{out}` is whole: {len(manifest.files)} files")
+    report.table("", [("next", f"moeconv verify {out} --read-data")])
+
+
+def run_verify(
+    where: str, *, read_data: Subset | None, source: str | None, device: str, as_json: bool
+) -> None:
+    """Verify a directory or a repository, and say what was found."""
+    root, result = Path(where), None
+    if is_repository(where) and not root.exists():
+        if source is not None:
+            message = f"`{where}` is on the Hub, and is not compared with a checkpoint from here"
+            raise UnsupportedError(message, hint="`hf download` it, then compare the copy")
+        model = RemoteModel(where)
+        manifest, where = model.manifest, f"{model.name}@{model.commit}"
+        events = verify_remote(model, read_data=read_data)
+    else:
+        manifest = read_manifest(root)
+        events = verify(root, pick(device), read_data=read_data, source=source)
+    total = bytes_to_move(manifest, read_data=read_data, source=source is not None)
+    with report.progress() as bar:
+        task = bar.add_task("verifying", total=total)
+        for event in events:
+            if isinstance(event, Verified):
+                result = event
+            else:
+                bar.advance(task, event.nbytes)
+    if result is None:
+        message = "verification ended without a result"
+        raise VerifyError(message)
+    if as_json:
+        left_out = {"left_out": manifest.left_out}
+        report.emit({"event": "verified", "out": where, **asdict(result), **left_out})
+        return
+    if read_data or source:
+        report.good(f"`{where}` is as its manifest says")
+    else:
+        report.good(f"`{where}` has the files and headers its manifest says; data not read")
+    report.table(
+        "",
+        (
+            ("files", f"{result.files} of the right size, {result.tensors} tensors in place"),
+            ("digests", _digests(result.digests, read_data)),
+            (
+                "source",
+                f"{result.sources} tensors compared, byte for byte"
+                if source
+                else "not compared (--source SRC)",
+            ),
+            *([("sample", _witnesses(result))] if source else []),
+            *(
+                (f"lost of {part}", f"{count} bytes; the rest is right")
+                for part, count in result.lost.items()
+            ),
+            *(
+                ("left out", f"{count} {part} tensors, which the kernel does not read")
+                for part, count in manifest.left_out.items()
+            ),
+        ),
+    )
+
+
+def _witnesses(result: Verified) -> str:
+    """Say who else laid out a sample of the experts, or that nobody did."""
+    equal = [
+        f"{count} tensors of experts as {by} lays them out"
+        for by, count in result.witnessed.items()
+    ]
+    absent = [f"{result.unwitnessed} not checked by others"] if result.unwitnessed else []
+    return "; ".join([*equal, *absent]) or "nothing to check"
+
+
+def _digests(equal: int, subset: Subset | None) -> str:
+    if subset is None:
+        return "not read (--read-data)"
+    part = f", part {subset.part} of {subset.of}" if subset.of > 1 else ""
+    return f"{equal} equal{part}"
+
+
+def run_compare_source(where: str, *, as_json: bool) -> None:
+    """Compare the digests of the source that are kept with those that the Hub has of it."""
+    is_here = Path(where).exists() or not is_repository(where)
+    manifest = read_manifest(Path(where)) if is_here else RemoteModel(where).manifest
+    count, source = compare_source(manifest), manifest.source
+    if as_json:
+        name = f"{source.name}@{source.revision}"
+        report.emit({"event": "source compared", "source": name, "files": count})
+        return
+    report.good(f"`{source.name}` has the {count} files that were converted, by their SHA-256")
+
+
+def run_rank(root: Path, *, tp: tuple[int, int], ep: tuple[int, int], as_json: bool) -> None:
+    """Show what a rank reads."""
+    with open_converted(root, allow_partial=True) as converted:
+        view = converted.rank(tp_size=tp[0], tp_rank=tp[1], ep_size=ep[0], ep_rank=ep[1])
+        if as_json:
+            for tensor in view.tensors():
+                report.emit(
+                    {
+                        "prefix": tensor.prefix,
+                        "param": tensor.param,
+                        "dtype": tensor.spec.dtype,
+                        "shape": list(tensor.spec.shape),
+                        "bytes": tensor.nbytes,
+                        "read_bytes": tensor.read_bytes,
+                    }
+                )
+            return
+        rows = [
+            (
+                str(tensor.layer),
+                tensor.param,
+                str(tensor.spec),
+                f"{tensor.experts.start}-{tensor.experts.stop - 1}",
+                report.size(tensor.placement.end - tensor.placement.begin),
+            )
+            for tensor in view.tensors()
+        ]
+        title = f"TP rank {tp[1]} of {tp[0]}, EP rank {ep[1]} of {ep[0]}"
+        report.grid(title, ("layer", "parameter", "shape", "experts", "bytes an expert"), rows)
+        reads = sum(tensor.read_bytes for tensor in view.tensors())
+        held = sum(entry.end - entry.begin for entry in converted.manifest.tensors)
+        report.note(
+            f"this rank reads {report.size(reads)} of {report.size(held)} of experts: 1 of "
+            f"{ep[0]} shares of the experts, and of each the part of 1 of {tp[0]} ranks"
+        )
+        if converted.manifest.partial:
+            report.warn(f"`{root}` holds only {converted.manifest.partial} of the model")
+
+
+def run_restore(root: Path, out: Path, *, device: str, as_json: bool) -> None:
+    """Write the source back, and say what was written."""
+    result: Restored | None = None
+    with report.progress() as bar:
+        task = bar.add_task("restoring", total=bytes_to_restore(read_manifest(root)))
+        for event in restore(root, pick(device), out):
+            if isinstance(event, Restored):
+                result = event
+            else:
+                bar.advance(task, event.nbytes)
+    if result is None:
+        message = "restoring ended without a result"
+        raise AssertionError(message)
+    if as_json:
+        report.emit({"event": "restored", "out": str(out), **asdict(result)})
+        return
+    there = f", {result.resumed} of which were there" if result.resumed else ""
+    if result.resumed:
+        report.good(f"restored to `{out}`: every byte of this run is as it was converted")
+        report.warn(
+            f"{result.resumed} files of an earlier run have their sizes; they were not read"
+        )
+    else:
+        report.good(f"restored to `{out}`: every byte is as it was converted")
+    report.table(
+        "",
+        (
+            ("weights", f"{result.files} files and indexes, {report.size(result.nbytes)}{there}"),
+            ("side files", str(result.side_files)),
+        ),
+    )

@@ -1,0 +1,151 @@
+"""What would a conversion do, and what stands against it? All of it at once; nothing is written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from moeconv import report
+from moeconv.checkpoint.blank import BlankRanges
+from moeconv.checkpoint.reader import Reader, reader_for
+from moeconv.commands.options import Options
+from moeconv.commands.space import check_space
+from moeconv.commands.summary import show_plan
+from moeconv.conversion.budget import budget_for
+from moeconv.conversion.estimate import estimate
+from moeconv.conversion.survey import check_share, survey, surveyed_bytes, total
+from moeconv.errors import MoeconvError
+from moeconv.inspection.inspect import findings
+from moeconv.kernels import pick
+from moeconv.layouts.fingerprint import fingerprint
+from moeconv.output.directory import OutputDirectory
+from moeconv.output.place import check_apart, existing
+from moeconv.planning.acceptance import check_engines
+from moeconv.planning.experts import look_for_experts
+from moeconv.planning.fitting import fit
+from moeconv.planning.plan import Plan, Target, plan_for
+from moeconv.planning.recognition import pick_family
+from moeconv.planning.target import Wish, choose_layout, out_name
+from moeconv.planning.traits import kinds_of, model_of
+from moeconv.sourcing import is_local, open_source
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Checkpoint
+    from moeconv.layouts.layout import Layout
+    from moeconv.layouts.verbs import Kernels
+
+
+def preview(options: Options, wish: Wish) -> None:
+    """Show the plan, or all that a conversion would refuse, with its exit code."""
+    # Torch is slow to import and the bytes are the same, so `auto` is the CPU here.
+    kernels = pick("cpu" if options.device == "auto" else options.device)
+    checkpoint = open_source(options.source)
+    for note in checkpoint.notes:
+        report.note(note)
+    family = pick_family(checkpoint, options.family)
+    experts, found = look_for_experts(checkpoint, family)
+    problems = list(found)
+    layout = None
+    if experts.stacks:
+        with _noting(problems):
+            layout = choose_layout(wish, experts.stacks, checkpoint.config)
+    if layout:
+        problems += fit(experts.stacks, layout, options.tp).problems
+        with _noting(problems):
+            kinds = kinds_of(experts.stacks)
+            model = model_of(family, checkpoint.config, kinds, checkpoint.tensors)
+            for warning in (*checkpoint.warnings, *check_engines(layout, model)):
+                report.warn(warning)
+    if layout and not problems:
+        with _noting(problems):
+            target = target_of(options, wish, layout, kernels)
+            plan = plan_for(checkpoint, family, experts, target)
+            out = options.out or Path(out_name(checkpoint.name, layout, options.tp))
+            problems += _obstacles(plan, out, options, kernels)
+            is_remote = checkpoint.origin.is_remote
+            if not (is_remote and surveyed_bytes(plan)):  # headers are all that comes from afar
+                plan = surveyed(plan, checkpoint, options.max_lost_share)
+            if not problems:
+                with Reader(BlankRanges()) if is_remote else reader_for(checkpoint) as reader:
+                    cost = estimate(plan, reader, kernels, options.limits, existing(out))
+                show_plan(plan, checkpoint, out, cost, as_json=options.as_json)
+    if problems:
+        _refuse(problems, as_json=options.as_json)
+
+
+def target_of(options: Options, wish: Wish, layout: Layout, kernels: Kernels) -> Target:
+    """Return all that decides the bytes, by what the person asked for."""
+    return Target(
+        layout,
+        fingerprint(layout, kernels),
+        options.tp,
+        options.max_shard_bytes,
+        None if options.layers is None else (options.layers[0], options.layers[-1]),
+        wish.reconciles,
+        options.sidecar,
+    )
+
+
+def surveyed(plan: Plan, checkpoint: Checkpoint, max_lost_share: float) -> Plan:
+    """Survey the scales, where the layout asks for it; warn of what it will not keep.
+
+    Raises
+    ------
+    UnsupportedError
+        A layer would lose more of its scales than the share that may be lost.
+    """
+    if plan.facts is None:
+        with report.progress() as bar, reader_for(checkpoint) as reader:
+            nbytes = surveyed_bytes(plan)
+            task = bar.add_task("surveying scales", total=nbytes, visible=nbytes > 0)
+            for event in survey(plan, checkpoint, reader):
+                if isinstance(event, Plan):
+                    plan = event
+                else:
+                    bar.advance(task, event.nbytes)
+    known = plan.facts or {}
+    check_share(known, max_lost_share)
+    totals = total(known)
+    if totals.differing and not totals.reconciled:
+        report.warn(
+            f"{totals.differing} experts have different global scales for gate and up; gate's is "
+            "used for both, as the engine does (`--reconcile-scales` folds the larger one in)"
+        )
+    return plan
+
+
+def _obstacles(plan: Plan, out: Path, options: Options, kernels: Kernels) -> list[MoeconvError]:
+    """Return what this machine has against a plan: memory, the output directory, disk space."""
+    problems: list[MoeconvError] = []
+    with _noting(problems):
+        budget_for(plan.jobs, options.limits, kernels)
+    with _noting(problems):
+        if is_local(options.source):
+            check_apart(out, Path(options.source))
+        OutputDirectory.check(out, plan.id, plan.identity, overwrite=options.overwrite)
+    with _noting(problems):
+        jobs, most = options.own_jobs(plan), options.max_disk_bytes
+        check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)
+    return problems
+
+
+def _refuse(problems: list[MoeconvError], *, as_json: bool) -> NoReturn:
+    found = findings(problems)
+    if as_json:
+        report.emit({"event": "refused", "findings": [asdict(finding) for finding in found]})
+    for finding in found:
+        report.finding(finding.message, finding.hint, finding.more)
+    sys.exit(found[0].code)
+
+
+@contextmanager
+def _noting(problems: list[MoeconvError]) -> Iterator[None]:
+    """Note what is refused, and go on behind the block."""
+    try:
+        yield
+    except MoeconvError as problem:
+        problems.append(problem)

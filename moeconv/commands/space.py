@@ -1,0 +1,86 @@
+"""Is there room for what is still to be written?"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from moeconv import report
+from moeconv.errors import OutputError
+from moeconv.output.manifest import WORK_FOLDER
+from moeconv.output.place import free_bytes
+from moeconv.output.shard import writing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from moeconv.planning.jobs import Job
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""What a system says of a disk without room, and of a person without quota."""
+
+
+def check_space(
+    out: Path, jobs: Iterable[Job], *, overwrite: bool, most_bytes: int | None = None
+) -> None:
+    """Refuse to begin what cannot end.
+
+    Parameters
+    ----------
+    out, jobs
+        Where the shards of these jobs go.
+    overwrite
+        Whether what is there goes first.
+    most_bytes
+        How much of it is there at a time, where not all is.
+
+    Raises
+    ------
+    OutputError
+        The disk has less room than the jobs still need.
+    """
+    with writing(out):
+        needed, free = needed_bytes(out, jobs, overwrite=overwrite), free_bytes(out)
+        if most_bytes is not None:
+            needed = min(needed, most_bytes)
+        # What an interrupted run left unfinished gives its room back; `--overwrite`, everything.
+        free += _held_bytes(out if overwrite else out / WORK_FOLDER / "tmp")
+    if free < needed:
+        message = f"`{out}` has {report.size(free)} free, but {report.size(needed)} are needed"
+        raise OutputError(message, hint="make space, or give an `--out` on another disk")
+
+
+def needed_bytes(out: Path, jobs: Iterable[Job], *, overwrite: bool = False) -> int:
+    """Return the bytes of all shards that are not there yet; side files are small beside them."""
+    return sum(job.nbytes for job in jobs if overwrite or not (out / job.file).exists())
+
+
+def say_what_is_missing(problem: OutputError, out: Path, jobs: Iterable[Job]) -> None:
+    """Raise the error of a full disk again, with how much is missing; let any other be.
+
+    Raises
+    ------
+    OutputError
+        The disk, or the person's part of it, is full.
+    """
+    cause = problem.__cause__
+    if not isinstance(cause, OSError) or cause.errno not in _FULL:
+        return
+    needed, free = needed_bytes(out, jobs), free_bytes(out)
+    message = (
+        f"{problem}; {report.size(needed)} are still to be written, {report.size(free)} are free"
+    )
+    raise OutputError(message, hint=problem.hint) from problem
+
+
+def _held_bytes(folder: Path) -> int:
+    """Return what the files of a folder hold; another process may be removing them."""
+    held = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                held += (Path(parent) / name).lstat().st_blocks * 512
+    return held

@@ -1,0 +1,229 @@
+"""What a plan, and a finished conversion, look like to a person and to a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from moeconv import report
+from moeconv.conversion.survey import total
+from moeconv.output.place import free_bytes
+from moeconv.planning.fitting import served_tp
+from moeconv.planning.jobs import Converted
+from moeconv.planning.plan import Plan
+from moeconv.planning.sidecar import sidecar_bytes
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Checkpoint
+    from moeconv.conversion.estimate import Estimate
+    from moeconv.output.manifest import Manifest
+
+_NATIVE_FP4: Final = (
+    "Blackwell GPUs have native FP4 kernels; there Marlin, which computes in 16 bits, is a fallback"
+)
+
+
+def show_plan(
+    plan: Plan, checkpoint: Checkpoint, out: Path, cost: Estimate, *, as_json: bool
+) -> None:
+    """Show what a conversion would do, and what it would cost."""
+    expert_bytes = sum(
+        tensor.spec.nbytes
+        for job in plan.jobs
+        for tensor in job.tensors
+        if isinstance(tensor, Converted)
+    )
+    free = free_bytes(out)
+    facts = {
+        "source": checkpoint.origin.where,
+        "out": str(out),
+        "family": plan.family.name,
+        "layout": plan.target.layout.id,
+        "layers": len(plan.stacks),
+        "experts": plan.stacks[0].geometry.experts,
+        "hidden": plan.stacks[0].geometry.hidden,
+        "intermediate": plan.stacks[0].geometry.intermediate,
+        "tp": plan.target.tp,
+        "tp_sizes": _tp_sizes(plan),
+        "shards": len(plan.jobs),
+        "expert_bytes": expert_bytes,
+        "other_bytes": plan.nbytes - expert_bytes - sidecar_bytes(plan),
+        "sidecar_bytes": sidecar_bytes(plan),
+        "other_experts": plan.extra_experts,
+        "left_layers": len(plan.left_stacks),
+        "left_out": dict(plan.left_out),
+        "scales": asdict(total(plan.facts or {})),
+        "facts": [
+            {"prefix": prefix, "rank": rank, **asdict(replace(fact, ratios=(), lossy=()))}
+            for (prefix, rank), fact in (plan.facts or {}).items()
+        ],
+        "dtype": plan.target.layout.dtype,
+        "buffer_bytes": cost.buffer_bytes,
+        "host_bytes": cost.host_bytes,
+        "device_bytes": cost.device_bytes,
+        "network_bytes": sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
+        * checkpoint.origin.is_remote,
+        "free_bytes": free,
+        "seconds": cost.seconds,
+        "bytes_per_s": round(cost.bytes_per_s),
+        "warnings": list(plan.warnings),
+    }
+    if as_json:
+        report.emit({"event": "plan", **facts})
+        return
+    geometry = plan.stacks[0].geometry
+    report.table(
+        f"plan for {checkpoint.name}",
+        (
+            ("family", plan.family.name),
+            ("layout", f"{plan.target.layout.id} for {plan.target.layout.dtype} → {out}"),
+            ("experts", f"{len(plan.stacks)} layers × {geometry.experts}"),
+            ("sizes", f"hidden {geometry.hidden}, intermediate {geometry.intermediate}"),
+            ("serves", _serves(plan)),
+            ("shards", f"{len(plan.jobs)}, {report.size(plan.nbytes)}"),
+            ("of it experts", report.size(expert_bytes)),
+            ("passes through", report.size(plan.nbytes - expert_bytes - sidecar_bytes(plan))),
+            ("for restore", _sidecar(plan)),
+            *_extra(plan),
+            ("buffers", report.size(cost.buffer_bytes)),
+            ("peak memory", f"{report.size(cost.host_bytes)}, an estimate"),
+            *_device(cost),
+            *_network(checkpoint),
+            ("free disk", f"{report.size(free)}; {report.size(plan.nbytes)} are needed"),
+            ("time", _time(cost)),
+        ),
+        to_stdout=True,
+    )
+    report.note("nothing was written; without `--dry-run` the same command converts")
+
+
+def _network(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    if checkpoint.origin.is_remote:
+        nbytes = sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
+        yield "network", f"{report.size(nbytes)} come over it, and are not kept here"
+
+
+def _device(cost: Estimate) -> Iterator[tuple[str, str]]:
+    if cost.device_bytes:
+        yield "GPU memory", f"at most {report.size(cost.device_bytes)}, an estimate"
+
+
+def _peak(device_bytes: int) -> Iterator[tuple[str, str]]:
+    if device_bytes:
+        yield "on the GPU", report.size(device_bytes)
+
+
+def _time(cost: Estimate) -> str:
+    return (
+        f"about {report.duration(cost.seconds)} at {report.size(cost.bytes_per_s)}/s: an estimate, "
+        f"from laying out one expert ({report.size(cost.sample_bytes)}) and trying the disk"
+    )
+
+
+def _tp_sizes(plan: Plan) -> list[int]:
+    if plan.target.tp is not None:
+        return [plan.target.tp]
+    sizes = (set(served_tp(plan.target.layout, stack.geometry)) for stack in plan.stacks)
+    return sorted(set.intersection(*sizes))
+
+
+def _serves(plan: Plan) -> str:
+    served = ", ".join(str(size) for size in _tp_sizes(plan))
+    if plan.target.tp is not None:
+        return f"TP {served} only, in the engine's order; any EP"
+    return f"TP {served}; any EP that divides the experts"
+
+
+def _extra(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what is not converted, and what happens to scales."""
+    if plan.extra_experts:
+        yield "as they are", f"{plan.extra_experts} expert tensors outside the main model"
+    if plan.left_stacks:
+        schemes = ", ".join(sorted({stack.scheme.name for stack in plan.left_stacks}))
+        yield "as they are", f"{len(plan.left_stacks)} layers of {schemes} experts"
+    for part, count in plan.left_out.items():
+        where = "in restore/ only" if plan.target.has_sidecar else "not kept"
+        yield "left out", f"{count} {part} tensors, which the kernel does not read: {where}"
+    totals = total(plan.facts or {})
+    if totals.scales:
+        yield (
+            "scales",
+            f"{totals.scales}: {totals.flushed} flushed to zero, {totals.negative} negative or NaN",
+        )
+        how = "reconciled" if totals.reconciled else "gate's used for both"
+        if totals.differing:
+            yield "global scales", f"{totals.differing} experts differ between gate and up: {how}"
+        factors = sorted(
+            {factor for facts in (plan.facts or {}).values() for factor in facts.factors}
+        )
+        yield "factors", ", ".join(f"{factor:g}" for factor in factors)
+
+
+def _sidecar(plan: Plan) -> str:
+    if plan.target.has_sidecar and plan.facts is None:
+        return "known when the scales have been read"
+    if plan.target.has_sidecar:
+        return f"{report.size(sidecar_bytes(plan))}, which no engine reads"
+    return "nothing: the source cannot be restored"
+
+
+def _resumed(jobs: int) -> Iterator[tuple[str, str]]:
+    if jobs:
+        yield "resumed", f"{jobs} shards were already there"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A conversion that ended well: from where, to where, in how long, and what was written.
+
+    Attributes
+    ----------
+    source
+        What to verify it against; `None` where it goes on to the Hub.
+    starts
+        The command of each engine that takes it.
+    """
+
+    source: str | None
+    out: Path
+    seconds: float
+    manifest: Manifest
+    starts: tuple[str, ...]
+
+
+def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
+    """Show what a conversion did."""
+    run, out, seconds = finished.manifest.run, finished.out, finished.seconds
+    rate = run.bytes_written / seconds if seconds else 0.0
+    if as_json:
+        report.emit({"event": "done", "out": str(out), "plan_id": plan.id, **asdict(run)})
+        return
+    report.good(f"converted to `{out}`")
+    report.table(
+        "",
+        (
+            ("experts", f"{len(plan.stacks)} layers × {plan.stacks[0].geometry.experts}"),
+            ("serves", _serves(plan)),
+            ("written", f"{report.size(run.bytes_written)} in {len(plan.jobs)} shards"),
+            ("read", report.size(run.bytes_read)),
+            *_resumed(run.jobs_resumed),
+            ("time", f"{seconds:.1f} s, {report.size(rate)}/s"),
+            ("laid out by", f"{run.kernels} on {run.device}"),
+            ("peak memory", report.size(run.peak_rss_bytes)),
+            *_peak(run.peak_device_bytes),
+            ("for restore", _sidecar(plan)),
+            *_extra(plan),
+            *((("note", _NATIVE_FP4),) if "fp4" in plan.target.layout.id else ()),
+            *_next(finished),
+        ),
+    )
+
+
+def _next(finished: Finished) -> Iterator[tuple[str, str]]:
+    if finished.source is None:
+        return
+    yield "next", f"moeconv verify {finished.out} --read-data --source {finished.source}"
+    for i, start in enumerate(finished.starts):
+        yield "then" if i == 0 else "or", start

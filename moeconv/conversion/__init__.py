@@ -1,0 +1,1 @@
+"""The line: read, lay out, write, record, seal; in bounded memory, over shards side by side."""

@@ -1,0 +1,233 @@
+"""Fill one shard: read, lay out and write overlap, over a fixed ring of reused buffers.
+
+Each piece (experts of one parameter, or a part of a tensor that passes through) borrows a slot.
+Workers fill slots in any order; whoever fills the shard takes them back in file order, digests
+them and gives them back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+import xxhash
+
+from moeconv.checkpoint.reader import Reader
+from moeconv.conversion.budget import Limits, budget_for
+from moeconv.conversion.reading import read_matrix, spans_of
+from moeconv.conversion.ring import Ring, Slot
+from moeconv.output.manifest import WRITTEN, ShardRecord, SourceDigest, TensorRecord
+from moeconv.output.shard import Entry, ShardWriter
+from moeconv.planning.jobs import Converted, Job, Passthrough
+from moeconv.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from moeconv.layouts.verbs import Kernels, Verb
+    from moeconv.tensors import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """So many source bytes were read, laid out and written."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """Consecutive experts of one parameter that one verb lays out, to `[at, at + size)`."""
+
+    tensor: Converted
+    at: int
+    size: int
+    experts: range
+    verb: Verb
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Bytes of a tensor that passes through, from `begin` on, to `[at, at + size)`."""
+
+    tensor: Passthrough
+    at: int
+    size: int
+    begin: int
+
+
+_Piece: TypeAlias = "_Experts | _Chunk"
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """A piece that is written: a digest an expert, and those of what was read for them."""
+
+    xxh3: tuple[str, ...] = ()
+    sources: tuple[SourceDigest, ...] = ()
+
+
+_Pending: TypeAlias = "tuple[_Piece, Slot, Future[_Filled]]"
+
+
+class Pipeline:
+    """Workers and buffers, for as many shards as are to be filled.
+
+    Parameters
+    ----------
+    reader, kernels
+        Where bytes come from, and what lays them out.
+    plan
+        All shards to come: the largest piece decides the size of a slot.
+    limits
+        Threads and memory.
+
+    Raises
+    ------
+    UnsupportedError
+        A memory limit does not hold one expert, or the machine has not so much.
+    """
+
+    def __init__(self, reader: Reader, kernels: Kernels, plan: Plan, limits: Limits) -> None:
+        budget = budget_for(plan.jobs, limits, kernels)
+        self._reader, self._plan, self._sizes = reader, plan, budget.sizes
+        self._ring = Ring(kernels, budget)
+        self._pool = ThreadPoolExecutor(limits.workers, thread_name_prefix="moeconv")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._ring.close()
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """Most device memory that was taken so far; 0 on the host."""
+        return self._ring.peak_device_bytes
+
+    def fill(self, job: Job, temporary: Path, final: Path) -> Iterator[Moved | ShardRecord]:
+        """Write one shard; yield bytes as they are done, then the record of the durable shard.
+
+        Several shards may be filled at once, each by a thread of its own.
+        """
+        layout = job.arranged(self._plan.id)
+        tensors = {tensor.name: tensor for tensor in job.tensors}
+        pending: deque[_Pending] = deque()
+        book = _Book()
+        spans = spans_of((tensors[entry.name] for entry in layout.entries), self._sizes.out)
+        with (
+            ShardWriter(temporary, final, layout) as shard,
+            self._ring.sharing(),
+            self._reader.ahead(spans),
+        ):
+            try:
+                for entry in layout.entries:
+                    for piece in self._pieces(tensors[entry.name], entry):
+                        while (slot := self._ring.take_another(len(pending))) is None:
+                            yield self._take_back(pending.popleft(), shard, book)
+                        future = self._pool.submit(self._work, piece, slot, shard)
+                        pending.append((piece, slot, future))
+                while pending:
+                    yield self._take_back(pending.popleft(), shard, book)
+            finally:
+                self._abandon(pending)
+            sha256 = shard.commit()
+        records = tuple(
+            TensorRecord(entry.name, entry.begin, entry.end, book.digests(entry.name))
+            for entry in layout.entries
+        )
+        file = job.file
+        yield ShardRecord(file, layout.size, sha256, WRITTEN, records, tuple(book.sources))
+
+    def _pieces(self, tensor: Converted | Passthrough, entry: Entry) -> Iterator[_Piece]:
+        if isinstance(tensor, Passthrough):
+            for begin in range(0, tensor.spec.nbytes, self._sizes.out):
+                size = min(self._sizes.out, tensor.spec.nbytes - begin)
+                yield _Chunk(tensor, entry.begin + begin, size, begin)
+            return
+        output, at = tensor.output, entry.begin
+        most = min(
+            self._sizes.source // max(output.matrix.nbytes, 1),
+            self._sizes.out // max(output.spec.nbytes, 1),
+        )
+        for verb, alike in groupby(tensor.experts, lambda expert: self._plan.verb(tensor, expert)):
+            experts = tuple(alike)
+            for first in range(experts[0], experts[-1] + 1, most):
+                batch = range(first, min(first + most, experts[-1] + 1))
+                size = len(batch) * output.spec.nbytes
+                yield _Experts(tensor, at, size, batch, verb)
+                at += size
+
+    def _work(self, piece: _Piece, slot: Slot, shard: ShardWriter) -> _Filled:
+        out = slot.out[: piece.size]
+        if isinstance(piece, _Experts):
+            filled = self._laid_out(piece, slot, out)
+        else:
+            self._reader.read(piece.tensor.ref, piece.begin, out)
+            filled = _Filled()
+        shard.write(piece.at, out)
+        return filled
+
+    def _laid_out(self, piece: _Experts, slot: Slot, out: Bytes) -> _Filled:
+        """Read the experts of a piece into a slot and lay them out there."""
+        matrix, count = piece.tensor.output.matrix, len(piece.experts)
+        outs = out.reshape(count, piece.tensor.output.spec.nbytes)
+        sources = slot.source[: count * matrix.nbytes].reshape(count, *matrix.shape)
+        digests: list[SourceDigest] = []
+        for expert, source in zip(piece.experts, sources, strict=True):
+            places = piece.tensor.places(expert)
+            digests.extend(read_matrix(self._reader, places, source, slot.scratch))
+        self._ring.lay_out(piece.verb, sources, outs)
+        return _Filled(tuple(xxhash.xxh3_128_hexdigest(out) for out in outs), tuple(digests))
+
+    def _take_back(self, pending: _Pending, shard: ShardWriter, book: _Book) -> Moved:
+        piece, slot, future = pending
+        try:
+            filled = future.result()
+            out = slot.out[: piece.size]
+            shard.digest(piece.at, out)
+            book.note(piece, filled, out)
+        finally:
+            self._ring.give_back(slot)
+        return Moved(piece.size)
+
+    def _abandon(self, pending: deque[_Pending]) -> None:
+        """Wait for what still runs, so that no worker writes to a closed shard."""
+        for _, slot, future in pending:
+            if not future.cancel():
+                future.exception()
+            self._ring.give_back(slot)
+
+
+class _Book:
+    """Digests of one shard, as its pieces come in, in file order."""
+
+    def __init__(self) -> None:
+        self.sources: list[SourceDigest] = []
+        self._experts: dict[str, list[str]] = {}
+        self._whole: dict[str, xxhash.xxh3_128] = {}
+
+    def note(self, piece: _Piece, filled: _Filled, out: Bytes) -> None:
+        """Take in the digests of experts, or the bytes of a chunk."""
+        if isinstance(piece, _Experts):
+            self._experts.setdefault(piece.tensor.name, []).extend(filled.xxh3)
+            self.sources.extend(filled.sources)
+        else:
+            self._whole.setdefault(piece.tensor.name, xxhash.xxh3_128()).update(out)
+
+    def digests(self, name: str) -> tuple[str, ...]:
+        """Return one digest an expert, or that of the whole tensor."""
+        if name in self._experts:
+            return tuple(self._experts[name])
+        return (self._whole.get(name, xxhash.xxh3_128()).hexdigest(),)

@@ -1,0 +1,126 @@
+"""Whose turn is it with which memory? A fixed ring of reused buffers, on the host and on a device.
+
+A slot is host memory for one piece from its reading until its digest. A station is device memory
+for one batch while it goes up, is laid out and comes back; that is short, so there are fewer.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeconv.layouts.verbs import DeviceKernels
+
+if TYPE_CHECKING:
+    from moeconv.conversion.budget import Budget, Sizes
+    from moeconv.layouts.verbs import Kernels, Station, Verb
+    from moeconv.tensors import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Host memory of one piece: source matrices, what is read on the way to them, results."""
+
+    source: Bytes
+    scratch: Bytes
+    out: Bytes
+
+
+class Ring:
+    """The slots and stations of a budget, allocated once; safe to use from several threads.
+
+    Parameters
+    ----------
+    kernels
+        What lays out. Where it has a device, host memory is pinned, so that copies run beside
+        everything else.
+    budget
+        How many slots and stations, and their sizes.
+
+    Raises
+    ------
+    UnsupportedError
+        The device's driver cannot pin so much host memory, or the device cannot hold the stations.
+    """
+
+    def __init__(self, kernels: Kernels, budget: Budget) -> None:
+        self._kernels, self._slots = kernels, budget.slots
+        self._free: SimpleQueue[Slot] = SimpleQueue()
+        self._stations: SimpleQueue[Station] = SimpleQueue()
+        self._sharing, self._lock = 0, Lock()
+        # A map starts on a page, which lets a file be written past the page cache.
+        memory = np.frombuffer(mmap.mmap(-1, budget.host_bytes), np.uint8)
+        for start in range(0, budget.host_bytes, budget.sizes.total):
+            self._free.put(_slot(memory[start:], budget.sizes))
+        with ExitStack() as held:
+            if isinstance(kernels, DeviceKernels):
+                held.enter_context(kernels.pinned(memory))
+                for _ in range(budget.stations):
+                    self._stations.put(kernels.station(budget.sizes.source, budget.sizes.out))
+            self._held = held.pop_all()
+
+    def close(self) -> None:
+        """Let go of what the device holds; nothing may be borrowed any more."""
+        self._held.close()
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Count as one who borrows slots, while the block runs."""
+        with self._lock:
+            self._sharing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sharing -= 1
+
+    def take(self) -> Slot:
+        """Wait for a free slot."""
+        return self._free.get()
+
+    def take_another(self, held: int) -> Slot | None:
+        """Return a free slot, or none to a thread that should first give back one of `held`.
+
+        That is one that holds its fair share, or finds none free. One that holds none waits.
+        """
+        if held == 0:
+            return self.take()
+        if held >= self._slots // max(1, self._sharing):
+            return None
+        try:
+            return self._free.get_nowait()
+        except Empty:
+            return None
+
+    def give_back(self, slot: Slot) -> None:
+        """Let others have a slot."""
+        self._free.put(slot)
+
+    def lay_out(self, verb: Verb, sources: Bytes, outs: Bytes) -> None:
+        """Fill each row of `outs` `[n, bytes]` with that of `sources` `[n, rows, bytes a row]`."""
+        if not isinstance(self._kernels, DeviceKernels):
+            for source, out in zip(sources, outs, strict=True):
+                self._kernels.lay_out(verb, source, out)
+            return
+        station = self._stations.get()
+        try:
+            station.lay_out(verb, sources, outs)
+        finally:
+            self._stations.put(station)
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """Most device memory that was taken so far; 0 on the host."""
+        return self._kernels.peak_bytes if isinstance(self._kernels, DeviceKernels) else 0
+
+
+def _slot(memory: Bytes, sizes: Sizes) -> Slot:
+    source, scratch, out, _ = np.split(memory, np.cumsum([sizes.source, sizes.scratch, sizes.out]))
+    return Slot(source, scratch, out)

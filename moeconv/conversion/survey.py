@@ -1,0 +1,177 @@
+"""What must be known of a layer's scales before its experts are laid out?
+
+Reads block and global scales only, once, for layouts that ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeconv.checkpoint.reader import Reader, reader_for
+from moeconv.conversion.pipeline import Moved
+from moeconv.conversion.reading import read_matrix, scratch_for, span_of
+from moeconv.errors import SourceError, UnsupportedError
+from moeconv.kernels.marlin import count_bytes
+from moeconv.kernels.scalars import are_powers
+from moeconv.layouts.layout import Facts, Slice, Survey
+from moeconv.planning.jobs import Converted, places
+from moeconv.planning.plan import Known, Plan
+from moeconv.planning.sidecar import settle
+
+if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Checkpoint
+    from moeconv.layouts.layout import Counts, Floats, Matrix
+    from moeconv.planning.stacks import Stack
+    from moeconv.tensors import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The facts of all layers together."""
+
+    scales: int = 0
+    flushed: int = 0
+    negative: int = 0
+    differing: int = 0
+    reconciled: int = 0
+
+
+def surveyed_bytes(plan: Plan) -> int:
+    """Return how many bytes a survey reads."""
+    return sum(
+        matrix.nbytes * stack.geometry.experts
+        for stack, _, cut in _cuts(plan)
+        for matrix in plan.target.layout.surveyed(stack.geometry, cut)
+    )
+
+
+def survey(plan: Plan, checkpoint: Checkpoint, reader: Reader) -> Iterator[Moved | Plan]:
+    """Survey every layer to be converted; yields bytes as they are read, the settled plan last.
+
+    Raises
+    ------
+    SourceError
+        The source cannot be read, or holds global scales that cannot be reconciled.
+    """
+    known: dict[tuple[str, int | None], Facts] = {}
+    for stack, rank, cut in _cuts(plan):
+        matrices = plan.target.layout.surveyed(stack.geometry, cut)
+        seen = _Seen({}, {}, {})
+        reads = [(it, expert) for it in matrices for expert in range(stack.geometry.experts)]
+        parts = (place.part for it, expert in reads for place in places(stack, it, cut, expert))
+        with reader.ahead([span_of(part) for part in parts]):
+            for matrix, expert in reads:
+                seen.note(stack, matrix, expert, _read(reader, stack, matrix, cut, expert))
+                yield Moved(matrix.nbytes)
+        if matrices:
+            inexact = {name: tuple(experts) for name, experts in seen.inexact.items()}
+            found = Survey(seen.counts, seen.scales, stack.geometry.reciprocal, inexact)
+            if plan.target.reconciles:
+                _check_comparable(stack, found)
+            known[stack.prefix, rank] = plan.target.layout.survey(found)
+    yield settle(plan, checkpoint, known)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was read of a layer so far: the fields of `Survey`, while they grow."""
+
+    counts: dict[str, Counts]
+    scales: dict[str, Floats]
+    inexact: dict[str, list[int]]
+
+    def note(self, stack: Stack, matrix: Matrix, expert: int, values: Bytes) -> None:
+        """Take in the scales of one expert."""
+        (name,), experts = matrix.projections, stack.geometry.experts
+        if matrix.part == "global_scale":
+            scales = self.scales.setdefault(name, np.empty(experts, np.float32))
+            scales[expert] = values.view(np.float32)[0, 0]
+        elif stack.geometry.scale_bytes == 1:
+            counts = self.counts.setdefault(name, np.zeros((experts, 256), np.int64))
+            counts[expert] = count_bytes(values)
+        elif not are_powers(values, stack.geometry.scale_bytes):
+            self.inexact.setdefault(name, []).append(expert)
+
+
+def survey_all(plan: Plan, checkpoint: Checkpoint) -> Plan:
+    """Survey every layer, where nobody watches the bytes; return the plan with its facts.
+
+    Raises
+    ------
+    SourceError
+        As `survey`.
+    """
+    with reader_for(checkpoint) as reader:
+        events = survey(plan, checkpoint, reader)
+        return next(event for event in events if isinstance(event, Plan))
+
+
+def total(known: Known) -> Totals:
+    """Add the facts of all layers up."""
+    facts = tuple(known.values())
+    layers = {prefix: fact for (prefix, _), fact in known.items()}  # each rank has all experts
+    return Totals(
+        scales=sum(fact.scales for fact in facts),
+        flushed=sum(fact.flushed for fact in facts),
+        negative=sum(fact.negative for fact in facts),
+        differing=sum(fact.differing for fact in layers.values()),
+        reconciled=sum(fact.differing for fact in layers.values() if fact.ratios),
+    )
+
+
+def check_share(known: Known, most: float) -> None:
+    """Refuse a checkpoint that would lose too many of its scales.
+
+    Raises
+    ------
+    UnsupportedError
+        In some layer, more than the share `most` of the block scales is flushed or negative.
+    """
+    for (prefix, _), facts in known.items():
+        lost = facts.flushed + facts.negative
+        if facts.scales and lost / facts.scales > most:
+            message = (
+                f"`{prefix}` would lose {lost / facts.scales:.2%} of its block scales "
+                f"({facts.flushed} too small for Marlin, {facts.negative} negative or NaN), more "
+                f"than {most:.2%}"
+            )
+            hint = "is the checkpoint sound? `--max-lost-scales PERCENT` lets it pass"
+            raise UnsupportedError(message, hint=hint)
+
+
+def _check_comparable(stack: Stack, found: Survey) -> None:
+    """Refuse to reconcile global scales of which none is the larger."""
+    for name, stored in found.scales.items():
+        with np.errstate(divide="ignore"):
+            values = 1 / stored if found.reciprocal else stored
+        odd = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+        if odd.size:
+            source = stack.sources[name, "global_scale"]
+            ref = source.part(int(odd[0])).ref
+            message = f"`{ref.name}` is {stored[odd[0]]}, which `--reconcile-scales` cannot compare"
+            hint = (
+                "is the checkpoint sound? without the flag its bytes become what the engine's are"
+            )
+            raise SourceError(message, hint=hint)
+
+
+def _cuts(plan: Plan) -> Iterator[tuple[Stack, int | None, Slice]]:
+    """Yield every stack, rank and slice to be converted, once."""
+    seen = set()
+    for job in plan.jobs:
+        for tensor in job.tensors:
+            if isinstance(tensor, Converted) and (tensor.stack.prefix, tensor.rank) not in seen:
+                seen.add((tensor.stack.prefix, tensor.rank))
+                yield tensor.stack, tensor.rank, tensor.cut
+
+
+def _read(reader: Reader, stack: Stack, matrix: Matrix, cut: Slice, expert: int) -> Bytes:
+    where = tuple(places(stack, matrix, cut, expert))
+    values = np.empty(matrix.shape, np.uint8)
+    scratch = np.empty(scratch_for(where, matrix), np.uint8)
+    read_matrix(reader, where, values, scratch)
+    return values
