@@ -145,23 +145,23 @@ def header_refs(text: bytes, name: str, data_bytes: int) -> list[TensorRef]:
 
 def _check_ranges(refs: list[TensorRef], name: str, begin: int, data_bytes: int) -> None:
     """Refuse tensors that end past the file, overlap or leave a hole, as the format does."""
-    end = max((ref.begin + ref.spec.nbytes for ref in refs), default=begin)
-    if end > begin + data_bytes:
-        last = max(refs, key=lambda ref: ref.begin + ref.spec.nbytes)
+    ranges = sorted((ref.begin, ref.begin + ref.spec.nbytes, ref.name) for ref in refs)
+    at, data_end = begin, begin + data_bytes
+    _, end, last = max(ranges, key=lambda it: it[1], default=(begin, begin, ""))
+    if end > data_end:
         message = (
             f"`{name}` is shorter than its header says: expected {end} bytes, found "
-            f"{begin + data_bytes} (`{last.name}` ends past the file)"
+            f"{data_end} (`{last}` ends past the file)"
         )
         raise SourceError(message, hint="the download was cut short; fetch this file again")
-    at = begin
-    for ref in sorted(refs, key=lambda ref: (ref.begin, ref.spec.nbytes)):
-        if ref.begin != at:
-            what = "overlaps another tensor" if ref.begin < at else "follows a hole"
-            message = f"`{name}` has a broken header: `{ref.name}` {what}"
+    for first, end, tensor in ranges:
+        if first != at:
+            what = "overlaps another tensor" if first < at else "follows a hole"
+            message = f"`{name}` has a broken header: `{tensor}` {what}"
             raise SourceError(message, hint="fetch this file again")
-        at += ref.spec.nbytes
-    if at != begin + data_bytes:
-        message = f"`{name}` is {begin + data_bytes - at} bytes longer than its header says"
+        at = end
+    if at != data_end:
+        message = f"`{name}` is {data_end - at} bytes longer than its header says"
         raise SourceError(message, hint="fetch this file again")
 
 
@@ -173,7 +173,7 @@ def _ref(tensor: str, entry: dict[str, Json], name: str, data_begin: int) -> Ten
     shape = _integers(entry["shape"])
     begin, end = _integers(entry["data_offsets"])
     spec = TensorSpec(dtype, shape)
-    if min((*shape, begin)) < 0 or spec.bits % 8 or end - begin != spec.nbytes:
+    if min((*shape, begin)) < 0 or spec.bits != 8 * (end - begin):
         message = f"`{tensor}` is {spec}, but its bytes are [{begin}, {end})"
         raise ValueError(message)
     return TensorRef(tensor, spec, name, data_begin + begin)
