@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from moeconv.bench.checkpoint import write_checkpoint
+from moeconv.bench.checkpoint import KINDS, write_checkpoint
 from moeconv.bench.moves import measure_kernels
 from moeconv.bench.plot import Bar, bars
 from moeconv.bench.shapes import SHAPES, Shape, find_shape
-from moeconv.bench.whole import SCHEMES, Trial, measure_whole
+from moeconv.bench.whole import Trial, measure_whole
 from moeconv.errors import OutputError, UnsupportedError
 from moeconv.kernels.cpu import CpuKernels
+from moeconv.kernels.through import Through
 from moeconv.layouts import LAYOUTS, named_layout
 from tests import runs
 
 SMALL = Shape("small", 4, 128, 128)
 
 
-@pytest.mark.parametrize(("layout", "scheme"), SCHEMES.items())
-def test_the_checkpoint_converts_and_verifies(tmp_path, layout, scheme):
-    nbytes = write_checkpoint(tmp_path / "source", scheme, SMALL, 1_000_000)
+@pytest.mark.parametrize(("layout", "kind"), KINDS.items())
+def test_the_checkpoint_converts_and_verifies(tmp_path, layout, kind):
+    nbytes = write_checkpoint(tmp_path / "source", kind, SMALL, 1_000_000)
     assert 500_000 < nbytes < 2_000_000
     out = tmp_path / "out"
     runs.invoke("convert", tmp_path / "source", "--layout", layout, "--out", out)
@@ -44,8 +46,44 @@ def test_whole_conversions_take_turns_with_cp_and_leave_nothing(tmp_path):
     assert said[0] == "writing a checkpoint for trtllm-bf16"
     assert not isinstance(figure, str)
     assert (len(figure.seconds), len(figure.cp_seconds)) == (2, 2)
+    assert all(
+        0 < own < whole for own, whole in zip(figure.own_seconds, figure.seconds, strict=True)
+    )
     assert figure.peak_rss_bytes > 10_000_000
+    assert (figure.through_seconds, figure.of_through) == ((), None)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_cold_run_finds_its_source_on_the_disk(tmp_path, monkeypatch):
+    forgotten = []
+    monkeypatch.setattr("os.posix_fadvise", lambda *told: forgotten.append(told[1:]))
+    *_, figure = measure_whole(
+        Trial("trtllm-bf16", SMALL, "cpu", 1_000_000, 1, tmp_path, cold=True)
+    )
+    assert not isinstance(figure, str)
+    assert figure.cold
+    # Three files, before the conversion and before the copy.
+    assert forgotten.count((0, 0, os.POSIX_FADV_DONTNEED)) == 6
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_a_copy_through_a_device_is_the_same_files(tmp_path, device):
+    files = [tmp_path / name for name in "ab"]
+    for size, path in zip((0, (1 << 24) + 5), files, strict=True):
+        path.write_bytes(os.urandom(size))
+    through = Through(device)
+    for out in (tmp_path / "one", tmp_path / "two"):
+        through.copy(files, out)
+        assert [(out / path.name).read_bytes() for path in files] == [
+            path.read_bytes() for path in files
+        ]
+
+
+@pytest.mark.gpu
+def test_a_conversion_on_a_gpu_has_a_ceiling(tmp_path):
+    *_, figure = measure_whole(Trial("marlin-nvfp4", SMALL, "cuda", 1_000_000, 1, tmp_path))
+    assert not isinstance(figure, str)
+    assert (figure.of_through or 0) > 0
 
 
 def test_a_measurement_that_stops_leaves_nothing(tmp_path):
@@ -80,17 +118,16 @@ def test_the_command(tmp_path):
     args = ("--size", "1MB", "--repeats", "1", "--dir", tmp_path, "--device", "cpu")
     done = runs.moeconv(
         *("bench", "--part", "whole", "--layout", "trtllm-bf16", *args, "--json"),
-        *("--plot", picture),
+        *("--shape", "qwen3-30b", "--shape", "gpt-oss", "--plot", picture),
     )
     assert done.returncode == 0, done.stderr
     (line,) = runs.json_lines(done.stdout)
-    (whole,) = line["whole"]
-    assert (line["event"], whole["layout"], whole["shape"]) == (
-        "bench",
-        "trtllm-bf16",
-        "qwen3-30b-a3b",
-    )
-    assert whole["of_cp"] > 0
+    assert line["event"] == "bench"
+    shown = [(whole["layout"], whole["shape"]) for whole in line["whole"]]
+    assert shown == [("trtllm-bf16", "qwen3-30b-a3b"), ("trtllm-bf16", "gpt-oss-120b")]
+    for whole in line["whole"]:
+        assert whole["of_cp"] > 0
+        assert whole["of_through"] is None
     assert ET.parse(picture).getroot().tag.endswith("svg")  # noqa: S314
     assert [path.name for path in tmp_path.iterdir()] == ["bench.svg"]
 
@@ -100,7 +137,7 @@ def test_the_command(tmp_path):
     [
         ("--shape", "llama"),
         ("--layout", "cutlass"),
-        ("--layout", "marlin-mxfp4", "--part", "whole"),
+        ("--layout", "marlin-nvfp4-sglang", "--part", "whole"),
     ],
 )
 def test_what_cannot_be_measured_is_said(args):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from moeconv.bench.checkpoint import write_checkpoint
+from moeconv.bench.checkpoint import KINDS, write_checkpoint
 from moeconv.bench.shapes import Shape
 from tests import runs
 from tests.test_memory import MEASURE
@@ -67,7 +67,7 @@ def run(env: dict[str, str], *command: str | Path) -> tuple[float, int]:
 )
 def test_disk_and_memory_stay_below_their_bounds(tmp_path: Path, size: int):
     source, out, plain = tmp_path / "source", tmp_path / "out", tmp_path / "plain"
-    write_checkpoint(source, "bf16", SHAPE, size * GB)
+    write_checkpoint(source, KINDS["trtllm-bf16"], SHAPE, size * GB)
     small = ("--max-shard-size", str(SHARD), "--max-host-memory", "64MB", "--device", "cpu")
     command = (*runs.COMMAND, "trtllm", source, *small)
     with hub(tmp_path / "hub") as env, Disk(out) as disk:

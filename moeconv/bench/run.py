@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from moeconv import report
+from moeconv.bench.checkpoint import KINDS
 from moeconv.bench.moves import KernelFigure, measure_kernels
 from moeconv.bench.plot import Bar, bars
 from moeconv.bench.shapes import Shape
-from moeconv.bench.whole import SCHEMES, Trial, WholeFigure, measure_whole
+from moeconv.bench.whole import Trial, WholeFigure, measure_whole
 from moeconv.errors import UnsupportedError
 from moeconv.kernels import pick
 from moeconv.layouts import named_layout
@@ -32,6 +33,8 @@ class Wanted:
         Measure kernels alone, and whole conversions beside `cp`.
     size_bytes
         Of the checkpoint that is made for a whole conversion, about.
+    cold
+        A whole conversion finds its source on the disk, not in the page cache.
     """
 
     layouts: tuple[str, ...]
@@ -42,6 +45,7 @@ class Wanted:
     size_bytes: int
     repeats: int
     folder: Path
+    cold: bool = False
 
 
 def run_bench(wanted: Wanted, *, plot: Path | None, as_json: bool) -> None:
@@ -56,7 +60,7 @@ def run_bench(wanted: Wanted, *, plot: Path | None, as_json: bool) -> None:
                 moves += measure_kernels(kernels, layout, shape)
         wholes = list(_wholes(wanted, say)) if wanted.whole else []
     if not moves and not wholes:
-        message = f"nothing to measure: whole conversions are those to {' and '.join(SCHEMES)}"
+        message = f"nothing to measure: whole conversions are those to {', '.join(KINDS)}"
         raise UnsupportedError(message)
     if plot:
         plot.write_text(_picture(moves, wholes), encoding="utf-8")
@@ -67,7 +71,7 @@ def run_bench(wanted: Wanted, *, plot: Path | None, as_json: bool) -> None:
                 "when": datetime.now(UTC).isoformat(timespec="seconds"),
                 "machine": _machine(kernels.device),
                 "kernels": [{**asdict(one), "of_copy": round(one.of_copy, 4)} for one in moves],
-                "whole": [{**asdict(one), "of_cp": round(one.of_cp, 4)} for one in wholes],
+                "whole": [_whole(one) for one in wholes],
             }
         )
         return
@@ -75,17 +79,24 @@ def run_bench(wanted: Wanted, *, plot: Path | None, as_json: bool) -> None:
 
 
 def _wholes(wanted: Wanted, say: report.Say) -> Iterator[WholeFigure]:
-    for name in wanted.layouts:
-        if name not in SCHEMES:
-            continue
-        trial = Trial(
-            name, wanted.shapes[0], wanted.device, wanted.size_bytes, wanted.repeats, wanted.folder
-        )
-        for event in measure_whole(trial):
-            if isinstance(event, str):
-                say(event)
-            else:
-                yield event
+    for shape in wanted.shapes:
+        for name in wanted.layouts:
+            if name not in KINDS:
+                continue
+            sizes = wanted.size_bytes, wanted.repeats
+            trial = Trial(name, shape, wanted.device, *sizes, wanted.folder, wanted.cold)
+            for event in measure_whole(trial):
+                if isinstance(event, str):
+                    say(event)
+                else:
+                    yield event
+
+
+def _whole(figure: WholeFigure) -> dict[str, object]:
+    """Return a figure with its ratios."""
+    ratios = {"of_cp": figure.of_cp, "of_through": figure.of_through}
+    rounded = {name: ratio and round(ratio, 4) for name, ratio in ratios.items()}
+    return {**asdict(figure), **rounded}
 
 
 def _show(moves: list[KernelFigure], wholes: list[WholeFigure]) -> None:
@@ -106,18 +117,39 @@ def _show(moves: list[KernelFigure], wholes: list[WholeFigure]) -> None:
     if wholes:
         report.grid(
             "whole conversions: bytes of the source",
-            ("layout", "size", "kernels", "rate", "cp -r", "time of cp's", "memory", "on a GPU"),
+            ("layout", "shape", "size", "kernels", "rate", "cp -r", "time of cp's", "memory"),
             [
                 (
-                    *(one.layout, report.size(one.nbytes), one.kernels),
+                    *(one.layout, one.shape, report.size(one.nbytes), one.kernels),
                     *(rate(one.nbytes / min(one.seconds)), rate(one.nbytes / min(one.cp_seconds))),
                     f"{one.of_cp:.2f}",
                     report.size(one.peak_rss_bytes),
-                    report.size(one.peak_device_bytes),
                 )
                 for one in wholes
             ],
         )
+    _show_through([one for one in wholes if one.through_seconds])
+
+
+def _show_through(wholes: list[WholeFigure]) -> None:
+    """Show conversions on a GPU beside copies through it, both without what starts a process."""
+    if not wholes:
+        return
+    rate = report.rate
+    report.grid(
+        "on the GPU, without the start of a process",
+        ("layout", "shape", "rate", "plain copies", "of them", "memory there"),
+        [
+            (
+                *(one.layout, one.shape),
+                rate(one.nbytes / min(one.own_seconds)),
+                rate(one.nbytes / min(one.through_seconds)),
+                f"{one.of_through:.0%}",
+                report.size(one.peak_device_bytes),
+            )
+            for one in wholes
+        ],
+    )
 
 
 def _picture(moves: list[KernelFigure], wholes: list[WholeFigure]) -> str:

@@ -40,7 +40,7 @@ def bench(
         typer.Option(
             metavar="SHAPE",
             help="qwen3-30b-a3b, qwen3-235b-a22b, gpt-oss-120b, deepseek-v3 or kimi-k2, or the "
-            "beginning of one; may be said several times. Whole conversions take the first.",
+            "beginning of one; may be said several times.",
             show_default="qwen3-30b-a3b",
         ),
     ] = None,
@@ -66,6 +66,13 @@ def bench(
             "--dir", exists=True, file_okay=False, help="Where to write; removed afterwards."
         ),
     ] = Path(),
+    cold: Annotated[
+        bool,
+        typer.Option(
+            "--cold",
+            help="Drop the source of whole conversions from the page cache before each run.",
+        ),
+    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE.svg", help="Draw the figures too.", show_default="no picture"),
@@ -77,7 +84,7 @@ def bench(
     """Measure kernels and whole conversions here, beside what the machine can do.
 
     The ceiling of a kernel is a copy of the same bytes on the same device, that of a conversion
-    `cp -r` of the same files.
+    `cp -r` of the same files and, on a GPU, a copy through it: read, up, back, write.
     """
     from moeconv.bench.run import LAYOUTS, Wanted, run_bench
     from moeconv.bench.shapes import SHAPES, find_shape
@@ -85,5 +92,5 @@ def bench(
     shapes = tuple(find_shape(name) for name in shape) if shape else SHAPES[:1]
     layouts = tuple(layout) if layout else LAYOUTS
     kernels, whole = part != Part.WHOLE, part != Part.KERNELS
-    wanted = Wanted(layouts, shapes, device, kernels, whole, size, repeats, folder)
+    wanted = Wanted(layouts, shapes, device, kernels, whole, size, repeats, folder, cold)
     run_bench(wanted, plot=plot, as_json=as_json)
