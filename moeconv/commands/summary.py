@@ -198,7 +198,8 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
     run, out, seconds = finished.manifest.run, finished.out, finished.seconds
     rate = run.bytes_written / seconds if seconds else 0.0
     if as_json:
-        report.emit({"event": "done", "out": str(out), "plan_id": plan.id, **asdict(run)})
+        told = {**asdict(run), "seconds": round(seconds, 3)}  # the survey included
+        report.emit({"event": "done", "out": str(out), "plan_id": plan.id, **told})
         return
     report.good(f"converted to `{out}`")
     report.table(
