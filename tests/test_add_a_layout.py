@@ -16,7 +16,7 @@ def test_one_file_and_one_word(tmp_path):
     file, imported, word = PAGE.code
     (copy / PAGE.path).write_text(file)
     init = copy / "moeconv/layouts/__init__.py"
-    adding.insert(init, "from moeconv.layouts.marlin_fp4 import MARLIN_FP4\n", imported)
+    adding.insert(init, "from moeconv.layouts.marlin.rows import MARLIN_FP4\n", imported)
     adding.insert(init, "LAYOUTS: Final[tuple[Layout, ...]] = (\n", word)
 
     # The contract suite, beside the copy and under the project's settings.

@@ -36,7 +36,7 @@ def test_one_file_and_two_words(tmp_path):
     init = copy / "moeconv/schemes/__init__.py"
     adding.insert(init, "from typing import TYPE_CHECKING, Final\n", imported)
     adding.insert(init, "SCHEMES: Final[tuple[Scheme, ...]] = (\n", word)
-    rows = copy / "moeconv/layouts/marlin_fp4.py"
+    rows = copy / "moeconv/layouts/marlin/rows.py"
     old = '        schemes=("mxfp4", "mxfp4-float", "ct-mxfp4"),\n'
     assert rows.read_text().count(old) == 1
     rows.write_text(rows.read_text().replace(old, taken))

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from moeconv.errors import UnsupportedError
-from moeconv.layouts.marlin import MarlinFp4
-from moeconv.layouts.marlin_fp4 import MARLIN_FP4
+from moeconv.layouts.marlin.layout import MarlinFp4
+from moeconv.layouts.marlin.rows import MARLIN_FP4
 from moeconv.layouts.trtllm_bf16 import TrtllmBf16
 
 if TYPE_CHECKING:

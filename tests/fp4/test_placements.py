@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.layouts import find_layout
 from moeconv.layouts.layout import Facts, Geometry, Output, Slice
-from moeconv.layouts.marlin import MarlinFp4
-from moeconv.layouts.marlin_fp4 import MARLIN_FP4
+from moeconv.layouts.marlin.layout import MarlinFp4
+from moeconv.layouts.marlin.rows import MARLIN_FP4
 from tests.fp4 import decode
 from tests.golden import assemble, random_matrices
 

@@ -1,4 +1,4 @@
-"""What every FP4 Marlin layout does (16-bit activations); `marlin_fp4` has the rows.
+"""What every FP4 Marlin layout does (16-bit activations); its rows are in `rows`.
 
 Mirrors vLLM 0.33.0, `marlin_utils_fp4`: `prepare_nvfp4_moe_layer_for_marlin` (NVFP4),
 `prepare_moe_mxfp4_layer_for_marlin` (MXFP4, gpt-oss), `prepare_moe_fp4_layer_for_marlin`
@@ -28,20 +28,17 @@ from moeconv.layouts.layout import (
     Slice,
     Survey,
 )
-from moeconv.layouts.nvfp4_survey import ScaleRule
+from moeconv.layouts.marlin.outputs import SAFETENSORS, Fused, bias, weight
+from moeconv.layouts.marlin.placing import is_unit_major, placed_columns, placed_rows
+from moeconv.layouts.marlin.survey import ScaleRule
 from moeconv.layouts.verbs import (
     MARLIN_ROWS,
-    MARLIN_RUN_BYTES,
-    MARLIN_TILE,
     GlobalScale,
     MarlinRows,
-    MarlinWeight,
     Verb,
 )
 from moeconv.tensors import TensorSpec, round_up
 
-_WORDS: Final = MARLIN_RUN_BYTES // 4
-_SAFETENSORS: Final = {"bfloat16": "BF16", "float16": "F16"}
 _GLOBAL_EXPONENT: Final = {"bfloat16": 126 - 7, "float16": 14 - 7}
 """vLLM 0.33.0 and SGLang 0.5.23, `nvfp4_marlin_process_global_scale`."""
 
@@ -169,23 +166,24 @@ class MarlinFp4:
         rows = (part.padded or round_up(part.size, self._unit)) * width
         inner = part.padded or round_up(part.size, self._unit)
         hidden = round_up(geometry.hidden, self.hidden_pad)
-        down = ("down",)
+        w13, w2 = Fused(names, rows, hidden), Fused(("down",), hidden, inner)
         outputs: tuple[Output, ...] = (
-            self._weight("w13_weight", names, rows, hidden, stored=part.stored),
-            self._scale("w13_weight_scale", names, (rows, hidden), geometry, stored=part.stored),
-            self._weight("w2_weight", down, hidden, inner, stored=False),
-            self._scale("w2_weight_scale", down, (hidden, inner), geometry, stored=False),
+            weight("w13_weight", w13, stored=part.stored),
+            self._scale("w13_weight_scale", w13, geometry, stored=part.stored),
+            weight("w2_weight", w2, stored=False),
+            self._scale("w2_weight_scale", w2, geometry, stored=False),
         )
         if self.has_globals:
             outputs += (
                 self._global("w13_weight_scale_2", names, reciprocal=geometry.reciprocal),
-                self._global("w2_weight_scale_2", down, reciprocal=geometry.reciprocal),
+                self._global("w2_weight_scale_2", w2.names, reciprocal=geometry.reciprocal),
             )
         if self.bias:
             blank = part.start > 0  # vLLM 0.33.0, gpt_oss.py: only rank 0 adds the bias of w2
+            dtype = SAFETENSORS[self.dtype]
             outputs += (
-                self._bias(f"w13_{self.bias}", names, rows, stored=part.stored),
-                self._bias(f"w2_{self.bias}", down, hidden, stored=False, blank=blank),
+                bias(f"w13_{self.bias}", w13, dtype, stored=part.stored),
+                bias(f"w2_{self.bias}", w2, dtype, stored=False, blank=blank),
             )
         return outputs
 
@@ -238,11 +236,12 @@ class MarlinFp4:
         """Return the unit ranges of w13 and the row ranges of w2."""
         cut = self.rank_slice(geometry, tp, rank)
         stored = Slice(0, geometry.intermediate)
+        pairs = zip(self.outputs(geometry, cut), self.outputs(geometry, stored), strict=True)
         return tuple(
-            self._placement(final, output, cut, tp)
-            for final, output in zip(
-                self.outputs(geometry, cut), self.outputs(geometry, stored), strict=True
-            )
+            placed_columns(final, output, cut, self._unit)
+            if is_unit_major(final)
+            else placed_rows(final, output, cut, self.group, is_whole=tp == 1)
+            for final, output in pairs
         )
 
     @property
@@ -260,117 +259,33 @@ class MarlinFp4:
             return ("gate_up",)
         return ("gate", "up") if geometry.gated else ("up",)
 
-    def _weight(
-        self, param: str, names: tuple[str, ...], rows: int, inner: int, *, stored: bool
-    ) -> Output:
-        halves, tiles = len(names), inner // MARLIN_TILE
-        shape = (tiles, halves * rows * _WORDS // MARLIN_ROWS)
+    def _scale(self, param: str, fused: Fused, geometry: Geometry, *, stored: bool) -> Output:
+        halves, groups = len(fused.names), fused.inner // self.group
+        shape: tuple[int, ...] = (groups, halves * fused.rows)
         if stored:
-            shape = (rows // MARLIN_ROWS, halves, tiles, _WORDS)  # type: ignore[assignment]
-        return Output(
-            param,
-            TensorSpec("I32", shape),
-            Matrix(names, "weight", rows, inner // 2),
-            MarlinWeight(rows, halves, tiles, stored=stored),
+            shape = (fused.rows // MARLIN_ROWS, halves, groups, MARLIN_ROWS)
+        verb = MarlinRows(
+            fused.rows,
+            halves,
+            groups,
+            1,
+            # the engine's groups, of which a short stored slice may hold the only one
+            "wide" if round_up(fused.inner, self.pad) > self.group else "single",
+            stored=stored,
+            recode=(self._scale_rule.recode(1.0),) * halves if self.has_globals else (),
+            power_bytes=geometry.scale_bytes if geometry.scale_bytes > 1 else 0,
         )
-
-    def _scale(
-        self,
-        param: str,
-        names: tuple[str, ...],
-        shape: tuple[int, int],
-        geometry: Geometry,
-        *,
-        stored: bool,
-    ) -> Output:
-        rows, inner = shape
-        halves, groups = len(names), inner // self.group
-        result: tuple[int, ...] = (groups, halves * rows)
-        if stored:
-            result = (rows // MARLIN_ROWS, halves, groups, MARLIN_ROWS)
-        recode = (self._scale_rule.recode(1.0),) * halves if self.has_globals else ()
         return Output(
             param,
-            TensorSpec(self.scale_dtype, result),
-            Matrix(names, "weight_scale", rows, groups * geometry.scale_bytes),
-            MarlinRows(
-                rows,
-                halves,
-                groups,
-                1,
-                # the engine's groups, of which a short stored slice may hold the only one
-                "wide" if round_up(inner, self.pad) > self.group else "single",
-                stored=stored,
-                recode=recode,
-                power_bytes=geometry.scale_bytes if geometry.scale_bytes > 1 else 0,
-            ),
+            TensorSpec(self.scale_dtype, shape),
+            Matrix(fused.names, "weight_scale", fused.rows, groups * geometry.scale_bytes),
+            verb,
         )
 
     def _global(self, param: str, names: tuple[str, ...], *, reciprocal: bool) -> Output:
-        dtype = _SAFETENSORS[self.dtype] if self.global_dtype == "serving" else self.global_dtype
+        serving = SAFETENSORS[self.dtype]
+        dtype = serving if self.global_dtype == "serving" else "F32"
         verb = GlobalScale(
-            _GLOBAL_EXPONENT[self.dtype],
-            1.0,
-            "F32" if dtype == "F32" else "BF16" if dtype == "BF16" else "F16",
-            reciprocal,
-            largest=self.reconciles,
+            _GLOBAL_EXPONENT[self.dtype], 1.0, dtype, reciprocal, largest=self.reconciles
         )
         return Output(param, TensorSpec(dtype, ()), Matrix(names, "global_scale", 1, 4), verb)
-
-    def _bias(
-        self, param: str, names: tuple[str, ...], rows: int, *, stored: bool, blank: bool = False
-    ) -> Output:
-        halves = len(names)
-        shape: tuple[int, ...] = (halves * rows,)
-        if stored:
-            shape = (rows // MARLIN_ROWS, halves, MARLIN_ROWS)
-        return Output(
-            param,
-            TensorSpec(_SAFETENSORS[self.dtype], shape),
-            Matrix(names, "bias", rows, 2, blank=blank),
-            MarlinRows(rows, halves, 1, 2, "bias", stored=stored),
-        )
-
-    def _placement(self, final: Output, stored: Output, cut: Slice, tp: int) -> Placement:
-        """Return where a rank's part of one stored output is, and where it goes."""
-        if final.matrix.projections != ("down",) and final.matrix.part != "global_scale":
-            return self._fused_placement(final, stored, cut)
-        rows = 1
-        kept = final.spec.nbytes
-        if final.matrix.part in {"weight", "weight_scale"}:
-            per_row = MARLIN_TILE if final.matrix.part == "weight" else self.group
-            rows = final.spec.shape[0]
-            kept = final.spec.nbytes // rows
-            begin, end = cut.start // per_row, round_up(cut.stop, per_row) // per_row
-            if tp == 1:
-                end = stored.spec.shape[0]
-        else:
-            begin, end = 0, 0 if final.matrix.blank else 1
-        return Placement(
-            final.param,
-            final.spec,
-            begin * kept,
-            end * kept,
-            stored=(end - begin,),
-            axes=(0,),
-            final=(rows,),
-            item_bytes=kept,
-        )
-
-    def _fused_placement(self, final: Output, stored: Output, cut: Slice) -> Placement:
-        begin = cut.start // self._unit
-        end = round_up(cut.stop, self._unit) // self._unit if cut.size else begin
-        units, halves, *lines, _ = stored.spec.shape
-        item = stored.spec.nbytes // (units * halves * (lines[0] if lines else 1))
-        unit_bytes = stored.spec.nbytes // units
-        rows = final.matrix.rows // MARLIN_ROWS
-        return Placement(
-            final.param,
-            final.spec,
-            begin * unit_bytes,
-            end * unit_bytes,
-            stored=(end - begin, halves, *lines),
-            axes=(2, 1, 0) if lines else (1, 0),
-            final=(*lines, halves, rows),
-            item_bytes=item,
-        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from moeconv.layouts.layout import Engine
-from moeconv.layouts.marlin import MarlinFp4
+from moeconv.layouts.marlin.layout import MarlinFp4
 
 _VLLM: Final = (Engine("vllm", ">=0.33,<0.34", "--moe-backend marlin"),)
 _SGLANG: Final = (Engine("sglang", ">=0.5.23,<0.5.24", "--moe-runner-backend marlin"),)

@@ -1,6 +1,6 @@
 """What becomes of a layer's NVFP4 scales? Counted before its experts are laid out.
 
-The rule for one scale is the engine's, and stands in `nvfp4`; here a layer's experts follow it.
+The rule for one scale is the engine's, and stands in `scales`; here a layer's experts follow it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeconv.layouts import nvfp4
 from moeconv.layouts.layout import Facts, Survey
+from moeconv.layouts.marlin import scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class ScaleRule:
         ratio
             What the scale is multiplied with first.
         """
-        table = nvfp4.recode(factor, flush=self.takes_factor)
+        table = scales.recode(factor, flush=self.takes_factor)
         if ratio == 1.0:
             return table
-        return bytes(table[byte] for byte in nvfp4.rescale(ratio))
+        return bytes(table[byte] for byte in scales.rescale(ratio))
 
     def facts(self, survey: Survey) -> Facts:
         """Choose the factors, and count what will not be kept."""
@@ -56,7 +56,7 @@ class ScaleRule:
             for i, name in enumerate(fused):
                 counts[name] = sum(
                     (
-                        _mapped(one, nvfp4.rescale(ratio[i]))
+                        _mapped(one, scales.rescale(ratio[i]))
                         for one, ratio in zip(survey.counts[name], ratios, strict=True)
                     ),
                     start=np.zeros(256, np.int64),
@@ -68,19 +68,19 @@ class ScaleRule:
             factors=factors,
             scales=int(w13.sum() + counts["down"].sum()),
             flushed=self._flushed(w13, factors[0]) + self._flushed(counts["down"], factors[1]),
-            negative=int((w13 + counts["down"])[nvfp4.negative()].sum()),
+            negative=int((w13 + counts["down"])[scales.negative()].sum()),
             differing=int(sum((survey.scales[name] != gate) for name in fused).astype(bool).sum()),
             ratios=ratios,
             lossy=tuple(self._lossy(survey, factors, ratios)),
         )
 
-    def _factor(self, counts: nvfp4.Counts) -> float:
+    def _factor(self, counts: scales.Counts) -> float:
         if not self.takes_factor or self.dtype == "float16":
             return 1.0
-        return nvfp4.factor(counts)
+        return scales.factor(counts)
 
-    def _flushed(self, counts: nvfp4.Counts, factor: float) -> int:
-        return int(counts[nvfp4.flushed(self.recode(factor))].sum())
+    def _flushed(self, counts: scales.Counts, factor: float) -> int:
+        return int(counts[scales.flushed(self.recode(factor))].sum())
 
     def _lossy(
         self, survey: Survey, factors: tuple[float, float], ratios: tuple[tuple[float, float], ...]
@@ -89,7 +89,7 @@ class ScaleRule:
             factor = factors[1 if name == "down" else 0]
             for expert, one in enumerate(counts):
                 ratio = ratios[expert][i] if ratios and name != "down" else 1.0
-                if one[nvfp4.lossy(self.recode(factor, ratio))].any():
+                if one[scales.lossy(self.recode(factor, ratio))].any():
                     yield name, expert
 
     def _ratios(self, survey: Survey) -> tuple[tuple[float, float], ...]:
@@ -103,7 +103,7 @@ class ScaleRule:
         return tuple(zip((gate / largest).tolist(), (up / largest).tolist(), strict=True))
 
 
-def _mapped(counts: nvfp4.Counts, table: bytes) -> nvfp4.Counts:
+def _mapped(counts: scales.Counts, table: bytes) -> scales.Counts:
     """Return the histogram after every byte went through a table."""
     mapped = np.zeros(256, np.int64)
     np.add.at(mapped, np.frombuffer(table, np.uint8), counts)
