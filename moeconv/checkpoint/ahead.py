@@ -5,12 +5,13 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from moeconv.checkpoint.extents import Extent, plan_extents
 from moeconv.checkpoint.origin import Span
+from moeconv.tensors import round_up
 
 if TYPE_CHECKING:
     from moeconv.tensors import Bytes
@@ -82,13 +83,13 @@ class _Window:
         self._fill, self._pool, self._most = fill, pool, most_bytes
         wanted = [span for span in spans if 0 < span.nbytes <= most_bytes // _STREAMS]
         extent_bytes = min(_EXTENT_BYTES, most_bytes // _STREAMS)
+        # What waits and what is on its way share the memory.
         self._extents = plan_extents(wanted, most_bytes // 2, extent_bytes)
         self._where = {wanted[i]: n for n, it in enumerate(self._extents) for i in it.spans}
-        self._left = [
-            len({wanted[i] for i in extent.spans if self._where[wanted[i]] == n})
-            for n, extent in enumerate(self._extents)
-        ]
-        self._held: dict[int, Future[memoryview]] = {}
+        self._left: list[set[Span]] = [set() for _ in self._extents]
+        for span, number in self._where.items():
+            self._left[number].add(span)
+        self._held: dict[int, _Fetched] = {}
         self._next, self._bytes = 0, 0
         self._lock = threading.Lock()
         with self._lock:
@@ -102,31 +103,37 @@ class _Window:
                 return False
             if number not in self._held:
                 self._start(number)  # out of turn; the reader waits for it, so memory must be there
-            future = self._held[number]
-        extent = self._extents[number]
-        at = span.begin - extent.begin
-        out[:] = future.result()[at : at + span.nbytes]
+            held = self._held[number]
+        held.copy(span.begin - self._extents[number].begin, out)
         with self._lock:
-            self._left[number] -= 1
+            self._left[number].remove(span)
             if not self._left[number]:
                 self._held.pop(number, None)
-                self._bytes -= extent.end - extent.begin
-                self._pump()
+                self._bytes -= held.nbytes
+            elif self._is_apart(number, span):
+                self._bytes -= held.release(span.begin - self._extents[number].begin, span.nbytes)
+            self._pump()
         return True
 
     def close(self) -> None:
         """Fetch nothing more."""
         with self._lock:
             self._next = len(self._extents)
-            for future in self._held.values():
-                future.cancel()
+            for held in self._held.values():
+                held.cancel()
             self._held.clear()
+
+    def _is_apart(self, number: int, span: Span) -> bool:
+        """Say whether nothing that is still to be taken overlaps a span."""
+        return all(
+            it.begin >= span.begin + span.nbytes or it.begin + it.nbytes <= span.begin
+            for it in self._left[number]
+        )
 
     def _pump(self) -> None:
         """Start as many extents as memory holds; one is always under way."""
         while self._next < len(self._extents):
-            extent = self._extents[self._next]
-            size = extent.end - extent.begin
+            size = self._extents[self._next].nbytes
             if self._held and self._bytes + size > self._most:
                 return
             if self._next not in self._held and self._left[self._next]:
@@ -135,11 +142,35 @@ class _Window:
 
     def _start(self, number: int) -> None:
         extent = self._extents[number]
-        self._bytes += extent.end - extent.begin
-        self._held[number] = self._pool.submit(self._fetch, extent)
+        self._bytes += extent.nbytes
+        self._held[number] = _Fetched(extent, self._fill, self._pool)
 
-    def _fetch(self, extent: Extent) -> memoryview:
-        # A map goes back to the system when it is dropped; the heap would keep it.
-        view = memoryview(mmap.mmap(-1, extent.end - extent.begin))
-        self._fill(extent.file, extent.begin, view)
-        return view
+
+class _Fetched:
+    """An extent on its way, then in memory, of which pages go back when they were used."""
+
+    def __init__(self, extent: Extent, fill: Fill, pool: ThreadPoolExecutor) -> None:
+        # A map goes back to the system when it is dropped, and a private one page by page; the
+        # heap would keep it.
+        self._map = mmap.mmap(-1, extent.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._done = pool.submit(fill, extent.file, extent.begin, memoryview(self._map))
+        self.nbytes = extent.nbytes
+
+    def copy(self, begin: int, out: memoryview) -> None:
+        """Fill memory from an offset on; wait for the bytes if need be."""
+        self._done.result()
+        out[:] = memoryview(self._map)[begin : begin + len(out)]
+
+    def release(self, begin: int, size: int) -> int:
+        """Give the pages back that lie in a range whole; return their bytes."""
+        first = round_up(begin, mmap.PAGESIZE)
+        nbytes = (begin + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if nbytes <= 0:
+            return 0
+        self._map.madvise(mmap.MADV_DONTNEED, first, nbytes)
+        self.nbytes -= nbytes
+        return nbytes
+
+    def cancel(self) -> None:
+        """Do not fetch it, if that has not begun."""
+        self._done.cancel()

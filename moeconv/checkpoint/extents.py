@@ -1,16 +1,21 @@
 """Which byte ranges are asked for together? Decided before the first is read.
 
 What is read and when is known: the spans of a job, in the order in which it reads them. Spans that
-lie together in the source are fetched as one extent, as long as all of them are read soon: within
-a window of bytes, so that what waits in memory is never more than the window.
+lie together in the source are fetched as one extent; those of it that are read later wait in
+memory. Room for waiting is bounded, and goes first to where it costs least: few bytes, soon read.
+So the scales between the weights of an expert come along with them, and where a layer fits, all of
+an expert does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from typing import Final
+
+import numpy as np
 
 from moeconv.checkpoint.origin import Span
 
@@ -27,47 +32,60 @@ class Extent:
     end: int
     spans: tuple[int, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.end - self.begin
 
-def plan_extents(spans: Sequence[Span], window_bytes: int, most_bytes: int) -> tuple[Extent, ...]:
+
+def plan_extents(spans: Sequence[Span], waiting_bytes: int, most_bytes: int) -> tuple[Extent, ...]:
     """Return extents that hold every span once, in the order in which they are first read.
 
     Parameters
     ----------
     spans
         In the order in which they are read.
-    window_bytes
-        How far ahead of its reading a span may be fetched, in bytes that are read in between.
+    waiting_bytes
+        How much may lie in memory, at any time, between the first read of an extent and the read
+        that it is there for.
     most_bytes
         Largest extent, unless one span is larger.
     """
-    before = list(accumulate((span.nbytes for span in spans), initial=0))
     order = sorted(range(len(spans)), key=lambda i: (spans[i].file, spans[i].begin, i))
-    left, right = _neighbours(order)
-    extents: list[Extent] = []
-    fetched: set[int] = set()
-    for i, span in enumerate(spans):
-        if i in fetched:
+    groups = [
+        Extent(it.file, it.begin, it.begin + it.nbytes, (i,)) for i in order for it in (spans[i],)
+    ]
+    whose = list(range(len(order)))  # of each span in file order: its group, through those it took
+    before = tuple(accumulate((span.nbytes for span in spans), initial=0))
+    waiting = np.zeros(len(spans), np.int64)
+    edges = [(0, left, right) for left, right in pairwise(range(len(order)))]
+    while edges:
+        known, left, right = heappop(edges)
+        a, b = _find(whose, left), _find(whose, right)
+        both = _together(groups[a], groups[b])
+        if both is None or both.nbytes > most_bytes:
             continue
-        begin, end, held = span.begin, span.begin + span.nbytes, [i]
-        for side in (right, left):
-            at = side.get(i)
-            while at is not None and at not in fetched:
-                other = spans[at]
-                wider = min(begin, other.begin), max(end, other.begin + other.nbytes)
-                gap = max(other.begin - end, begin - other.begin - other.nbytes)
-                is_near = other.file == span.file and gap <= GAP_BYTES
-                is_soon = i < at and before[at + 1] - before[i] <= window_bytes
-                if not (is_near and is_soon and wider[1] - wider[0] <= most_bytes):
-                    break
-                begin, end = wider
-                held.append(at)
-                at = side.get(at)
-        fetched.update(held)
-        extents.append(Extent(span.file, begin, end, tuple(held)))
-    return tuple(extents)
+        early, late = sorted((groups[a], groups[b]), key=lambda group: group.spans[0])
+        first, second, more = early.spans[0], late.spans[0], both.nbytes - early.nbytes
+        cost = more * (before[second] - before[first])
+        if cost > known:  # groups have grown since it was last looked at
+            heappush(edges, (cost, left, right))
+        elif waiting[first:second].max(initial=0) + more <= waiting_bytes:
+            waiting[first:second] += more
+            groups[a], whose[b] = both, a
+    found = (groups[at] for at in range(len(order)) if whose[at] == at)
+    return tuple(sorted(found, key=lambda extent: extent.spans[0]))
 
 
-def _neighbours(order: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
-    """Return who lies before each span in its file, and who behind."""
-    pairs = tuple(pairwise(order))
-    return {b: a for a, b in pairs}, dict(pairs)
+def _find(whose: list[int], at: int) -> int:
+    while whose[at] != at:
+        whose[at] = at = whose[whose[at]]
+    return at
+
+
+def _together(left: Extent, right: Extent) -> Extent | None:
+    """Return the extent of two that are neighbours in a file; none if they are not near."""
+    if left.file != right.file or right.begin - left.end > GAP_BYTES:
+        return None
+    end = max(left.end, right.end)
+    return Extent(left.file, left.begin, end, tuple(sorted((*left.spans, *right.spans))))
