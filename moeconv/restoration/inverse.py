@@ -1,7 +1,7 @@
 """Can every source byte be got back? The inverse of each tensor, compared with the source.
 
-The inverse shares row maps and tables with what it undoes. A sample of experts is therefore also
-laid out by others, and compared with what is stored.
+The inverse shares row maps and tables with what it undoes, so a sample of experts also has to be
+what the engines' own words make of the source: `witness` sees to that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import xxhash
 
 from moeconv.checkpoint.reader import Reader, reader_for
 from moeconv.conversion.budget import PIECE_BYTES, expert_sizes
@@ -20,10 +19,10 @@ from moeconv.conversion.pipeline import Moved
 from moeconv.conversion.reading import read_matrix, spans_of
 from moeconv.errors import VerifyError
 from moeconv.kernels.scalars import source_scale
-from moeconv.kernels.witness import lay_out_apart
 from moeconv.layouts.verbs import GlobalScale, is_lossless
 from moeconv.planning.jobs import Converted, Passthrough
 from moeconv.restoration.origin import locate, plan_again
+from moeconv.restoration.witness import Witness, Witnessed
 from moeconv.sourcing import open_source
 
 if TYPE_CHECKING:
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
     from moeconv.tensors import Bytes
 
 _TWO = "one of the two is damaged, or they do not belong together"
-_FAULT = (
-    "the inverse gives the source back, so layout and inverse have the same fault: do not serve "
-    "these files, and please report it"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +41,6 @@ class Lost:
 
     part: str
     nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Witnessed:
-    """An expert's tensor was laid out by others too, and is equal; `None` where nobody could."""
-
-    by: str | None
 
 
 def compare_with_source(
@@ -77,20 +65,20 @@ def compare_with_source(
     wanted = sizes.source, sizes.source, sizes.scratch, sizes.out
     buffers = _Buffers(*(np.empty(size, np.uint8) for size in wanted))
     with reader_for(checkpoint) as reader:
-        check = _Check(files, reader, kernels, buffers)
+        check, witness = _Check(files, reader, kernels, buffers), Witness(plan, reader)
         for file, tensor in _announced(plan, reader):
             begin = where[file, tensor.name]
             if isinstance(tensor, Passthrough):
                 yield from _compare_bytes(files, reader, tensor, file, begin)
                 continue
-            size, sample = tensor.output.spec.nbytes, _sample(tensor, plan.id)
+            size = tensor.output.spec.nbytes
             for i, expert in enumerate(tensor.experts):
                 stored = buffers.stored[:size]
                 files.read(file, begin + i * size, stored)
-                verb = plan.verb(tensor, expert)
-                yield from check.expert(tensor, expert, verb, stored)
-                if i in sample:
-                    yield check.witness(tensor, expert, verb, stored)
+                yield from check.expert(tensor, expert, plan.verb(tensor, expert), stored)
+                expected = buffers.expected[: tensor.output.matrix.nbytes]
+                yield from witness.see(tensor, expert, expected, stored)
+        witness.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,27 +127,6 @@ class _Check:
         elif not np.array_equal(inverted, expected):
             raise _difference(tensor, expert, inverted, expected)
         yield Moved(stored.size)
-
-    def witness(self, tensor: Converted, expert: int, verb: Verb, stored: Bytes) -> Witnessed:
-        """Compare what is stored with what others make of the source, as `expert` read it."""
-        matrix = tensor.output.matrix
-        source = self.buffers.expected[: matrix.nbytes].reshape(matrix.shape)
-        theirs = np.empty(stored.size, np.uint8)
-        by = lay_out_apart(verb, source, theirs)
-        if by and not np.array_equal(theirs, stored):
-            at = int(np.flatnonzero(theirs != stored)[0])
-            message = (
-                f"`{tensor.name}` is not what {by} makes of its source: expert {expert}, byte "
-                f"{at}: expected {theirs[at]}, found {stored[at]}"
-            )
-            raise VerifyError(message, hint=_FAULT)
-        return Witnessed(by)
-
-
-def _sample(tensor: Converted, plan_id: str) -> set[int]:
-    """Return which of its experts others lay out: the first, the last, and one by a digest."""
-    count = len(tensor.experts)
-    return {0, count - 1, xxhash.xxh3_64_intdigest(f"{plan_id}/{tensor.name}".encode()) % count}
 
 
 def _announced(plan: Plan, reader: Reader) -> Iterator[tuple[str, Converted | Passthrough]]:

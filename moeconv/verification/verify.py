@@ -25,7 +25,8 @@ from moeconv.output.manifest import (
 )
 from moeconv.output.shard import arrange, shard_metadata
 from moeconv.paths import open_regular
-from moeconv.restoration.inverse import Lost, Witnessed, compare_with_source
+from moeconv.restoration.inverse import Lost, compare_with_source
+from moeconv.restoration.witness import Witnessed
 from moeconv.tensors import TensorSpec
 from moeconv.verification.digests import Subset, by_file, check_digests, check_sha256
 
@@ -50,7 +51,7 @@ class Verified:
     witnessed
         How many experts' tensors were laid out by others too and found equal, by who did it.
     unwitnessed
-        How many more of the sample nobody could lay out: numbers, and where FlashInfer is missing.
+        How many more of the sample nobody could lay out, where torch or FlashInfer is missing.
     """
 
     files: int
