@@ -27,7 +27,8 @@ from moeconv.families.family import Family
 from moeconv.inspection.inspected import Inspection
 from moeconv.layouts import LAYOUTS
 from moeconv.layouts.layout import Engine, Geometry, Layout
-from moeconv.output.manifest import FORMAT, MANIFEST_NAME, Manifest
+from moeconv.output.manifest import FORMAT, Manifest
+from moeconv.output.names import MANIFEST_NAME
 from moeconv.planning.acceptance import ROWS, answers, make_command
 from moeconv.planning.traits import Kind, model_of
 from moeconv.schemes import SCHEMES

@@ -14,7 +14,8 @@ from moeconv.errors import VerifyError
 from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
-from moeconv.output.manifest import Manifest, ShardRecord
+from moeconv.output.manifest import Manifest
+from moeconv.output.records import ShardRecord
 from moeconv.planning.experts import find_experts
 from moeconv.planning.plan import Plan, Target, facts_entries, known_facts, plan_for
 from moeconv.planning.recognition import pick_family

@@ -19,7 +19,7 @@ from moeconv.checkpoint.index import open_checkpoint
 from moeconv.cli import app
 from moeconv.errors import MoeconvError
 from moeconv.kernels.cpu import CpuKernels
-from moeconv.output.manifest import MANIFEST_NAME
+from moeconv.output.names import MANIFEST_NAME
 from moeconv.serving.reader import open_converted
 from moeconv.verification.verify import verify
 

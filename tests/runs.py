@@ -23,7 +23,8 @@ from moeconv.kernels.cpu import CpuKernels
 from moeconv.layouts import TRTLLM_BF16
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
-from moeconv.output.manifest import Manifest, ShardRecord
+from moeconv.output.manifest import Manifest
+from moeconv.output.records import ShardRecord
 from moeconv.planning.plan import Plan, Target, make_plan
 from moeconv.planning.sidecar import settle
 from moeconv.serving import open_converted

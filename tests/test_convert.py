@@ -12,7 +12,8 @@ from moeconv.conversion.budget import Limits
 from moeconv.conversion.convert import convert
 from moeconv.conversion.pipeline import Moved
 from moeconv.output.directory import OutputDirectory
-from moeconv.output.manifest import Manifest, ShardRecord
+from moeconv.output.manifest import Manifest
+from moeconv.output.records import ShardRecord
 from tests import runs
 from tests.runs import Wanted
 

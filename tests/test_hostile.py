@@ -20,7 +20,7 @@ from moeconv.cli import app
 from moeconv.errors import MoeconvError, OutputError, SourceError, VerifyError
 from moeconv.inspection.inspect import inspect_source
 from moeconv.kernels.cpu import CpuKernels
-from moeconv.output.manifest import read_manifest
+from moeconv.output.codec import read_manifest
 from moeconv.serving import open_converted
 from moeconv.verification.digests import Subset
 from moeconv.verification.verify import verify

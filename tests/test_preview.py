@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from moeconv.cli import app
 from moeconv.errors import MoeconvError
-from moeconv.output.manifest import ShardRecord
+from moeconv.output.records import ShardRecord
 from tests import runs
 from tests.fp4.models import Model
 

@@ -21,7 +21,8 @@ from moeconv.conversion.seal import seal
 from moeconv.errors import UnsupportedError
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.directory import OutputDirectory
-from moeconv.output.manifest import Manifest, ShardRecord
+from moeconv.output.manifest import Manifest
+from moeconv.output.records import ShardRecord
 from moeconv.share import Share, launched, own_gpu, parse_share, ranks_here
 from tests import runs
 from tests.fp4.models import Model

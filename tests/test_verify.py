@@ -13,7 +13,7 @@ import pytest
 from moeconv.conversion.pipeline import Moved
 from moeconv.errors import SourceError, VerifyError
 from moeconv.kernels.cpu import CpuKernels
-from moeconv.output.manifest import read_manifest
+from moeconv.output.codec import read_manifest
 from moeconv.verification.digests import Subset
 from moeconv.verification.verify import Verified, bytes_to_move, verify
 from tests import runs

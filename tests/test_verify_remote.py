@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from moeconv.cli import app
 from moeconv.errors import MoeconvError
-from moeconv.output.manifest import encode_sealed, read_manifest
+from moeconv.output.codec import encode_sealed, read_manifest
 from tests import runs
 from tests.hub.state import FakeHub, Fault
 

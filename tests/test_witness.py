@@ -21,7 +21,8 @@ from moeconv.layouts.marlin.layout import MarlinFp4
 from moeconv.layouts.marlin.survey import ScaleRule
 from moeconv.layouts.trtllm_bf16 import TrtllmBf16
 from moeconv.layouts.verbs import GlobalScale, MarlinRows, MarlinWeight, RowBlocks
-from moeconv.output.manifest import Manifest, decode, encode_sealed, read_manifest
+from moeconv.output.codec import decode, encode_sealed, read_manifest
+from moeconv.output.manifest import Manifest
 from moeconv.restoration.words import WORDS
 from moeconv.verification.verify import Verified, verify
 from tests import runs

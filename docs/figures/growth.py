@@ -25,7 +25,8 @@ from moeconv.kernels import pick
 from moeconv.layouts import TRTLLM_BF16
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
-from moeconv.output.manifest import Manifest, ShardRecord
+from moeconv.output.manifest import Manifest
+from moeconv.output.records import ShardRecord
 from moeconv.planning.plan import Target, make_plan
 
 SHAPE = find_shape("qwen3-30b-a3b")

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from moeconv.bench.checkpoint import KINDS, write_checkpoint
 from moeconv.errors import OutputError
-from moeconv.output.manifest import RunEntry, read_manifest
+from moeconv.output.codec import read_manifest
+from moeconv.output.manifest import RunEntry
 
 if TYPE_CHECKING:
     from moeconv.bench.shapes import Shape

@@ -22,9 +22,12 @@ from moeconv.conversion.convert import convert
 from moeconv.conversion.pipeline import Moved
 from moeconv.errors import OutputError
 from moeconv.kernels import pick
+from moeconv.output.codec import read_manifest
 from moeconv.output.directory import OutputDirectory
-from moeconv.output.manifest import Manifest, ShardRecord, read_manifest
+from moeconv.output.manifest import Manifest
+from moeconv.output.ownership import check_output, is_finished
 from moeconv.output.place import check_apart, check_place
+from moeconv.output.records import ShardRecord
 from moeconv.planning.acceptance import check_engines, start_commands
 from moeconv.planning.experts import find_experts
 from moeconv.planning.plan import Plan, facts_entries, known_facts, plan_for
@@ -99,7 +102,7 @@ def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
     if kept is not None:
         plan = settle(plan, checkpoint, known_facts(kept))
     plan = surveyed(plan, checkpoint, options.max_lost_share)
-    OutputDirectory.check(out, plan.id, plan.identity, overwrite=options.overwrite)
+    check_output(out, plan.id, plan.identity, overwrite=options.overwrite)
     jobs, most = options.own_jobs(plan), options.max_disk_bytes
     check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)
     directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
@@ -125,7 +128,7 @@ def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
 
 def _is_done(plan: Plan, out: Path, sink: Sink, options: Options) -> bool:
     """Say whether nothing is left to convert; then what is left of publishing is done."""
-    if options.overwrite or not OutputDirectory.is_finished(out, plan.id):
+    if options.overwrite or not is_finished(out, plan.id):
         return False
     OutputDirectory(out, plan.id, plan.identity)  # tidies up what a crash may have left
     if options.push:

@@ -9,7 +9,7 @@ from moeconv import report
 from moeconv.conversion.seal import seal
 from moeconv.errors import UnsupportedError, VerifyError
 from moeconv.kernels import pick
-from moeconv.output.manifest import read_manifest
+from moeconv.output.codec import read_manifest
 from moeconv.output.remote import RemoteModel, is_repository
 from moeconv.restoration.restore import Restored, bytes_to_restore, restore
 from moeconv.serving import open_converted

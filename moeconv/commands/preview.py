@@ -22,7 +22,7 @@ from moeconv.errors import MoeconvError
 from moeconv.inspection.inspect import findings
 from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
-from moeconv.output.directory import OutputDirectory
+from moeconv.output.ownership import check_output
 from moeconv.output.place import check_apart, existing
 from moeconv.planning.acceptance import check_engines
 from moeconv.planning.experts import look_for_experts
@@ -126,7 +126,7 @@ def _obstacles(plan: Plan, out: Path, options: Options, kernels: Kernels) -> lis
     with _noting(problems):
         if is_local(options.source):
             check_apart(out, Path(options.source))
-        OutputDirectory.check(out, plan.id, plan.identity, overwrite=options.overwrite)
+        check_output(out, plan.id, plan.identity, overwrite=options.overwrite)
     with _noting(problems):
         jobs, most = options.own_jobs(plan), options.max_disk_bytes
         check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)

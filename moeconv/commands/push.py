@@ -13,8 +13,11 @@ from moeconv.errors import OutputError
 from moeconv.inspection.inspect import loaders
 from moeconv.output.alone import alone
 from moeconv.output.card import Serving, carried, write_card
+from moeconv.output.codec import read_manifest
 from moeconv.output.hub import Destination, Repository
-from moeconv.output.manifest import SOURCE_CARD, Manifest, ShardRecord, read_manifest
+from moeconv.output.manifest import Manifest
+from moeconv.output.names import SOURCE_CARD
+from moeconv.output.records import ShardRecord
 from moeconv.publishing.publish import (
     Content,
     Published,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from moeconv import report
 from moeconv.errors import OutputError
-from moeconv.output.manifest import WORK_FOLDER
+from moeconv.output.durable import writing
+from moeconv.output.names import WORK_FOLDER
 from moeconv.output.place import free_bytes
-from moeconv.output.shard import writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

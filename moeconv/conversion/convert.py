@@ -15,7 +15,9 @@ from moeconv.conversion.pipeline import Moved, Pipeline
 from moeconv.conversion.survey import survey_all
 from moeconv.output.completing import complete
 from moeconv.output.directory import OutputDirectory
-from moeconv.output.manifest import Manifest, RunEntry, ShardRecord, kept_name
+from moeconv.output.manifest import Manifest, RunEntry
+from moeconv.output.names import kept_name
+from moeconv.output.records import ShardRecord
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint

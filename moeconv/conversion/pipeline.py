@@ -21,7 +21,8 @@ from moeconv.checkpoint.reader import Reader
 from moeconv.conversion.budget import Limits, budget_for
 from moeconv.conversion.reading import read_matrix, spans_of
 from moeconv.conversion.ring import Ring, Slot
-from moeconv.output.manifest import WRITTEN, ShardRecord, SourceDigest, TensorRecord
+from moeconv.output.manifest import SourceDigest
+from moeconv.output.records import WRITTEN, ShardRecord, TensorRecord
 from moeconv.output.shard import Entry, ShardWriter
 from moeconv.planning.jobs import Converted, Job, Passthrough
 from moeconv.planning.plan import Plan

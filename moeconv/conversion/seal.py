@@ -7,7 +7,8 @@ from pathlib import Path
 from moeconv.errors import OutputError
 from moeconv.output.completing import complete, together
 from moeconv.output.directory import OutputDirectory
-from moeconv.output.manifest import Manifest, ShardRecord
+from moeconv.output.manifest import Manifest
+from moeconv.output.records import ShardRecord
 
 _SHOWN = 5
 

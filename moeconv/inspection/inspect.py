@@ -22,7 +22,9 @@ from moeconv.inspection.inspected import (
     groups_of,
 )
 from moeconv.layouts import LAYOUTS, find_layout
-from moeconv.output.manifest import MANIFEST_NAME, Manifest, StackEntry, read_manifest
+from moeconv.output.codec import read_manifest
+from moeconv.output.manifest import Manifest, StackEntry
+from moeconv.output.names import MANIFEST_NAME
 from moeconv.paths import is_there
 from moeconv.planning.acceptance import Answer, answers, make_command, start_command
 from moeconv.planning.experts import look_for_experts

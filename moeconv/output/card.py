@@ -19,7 +19,7 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from moeconv.errors import SourceError
-from moeconv.output.manifest import MANIFEST_NAME, SOURCE_CARD
+from moeconv.output.names import MANIFEST_NAME, SOURCE_CARD
 
 if TYPE_CHECKING:
     from moeconv.output.manifest import Manifest

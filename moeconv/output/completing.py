@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moeconv.output.manifest import FileEntry, Manifest, RunEntry, ShardRecord
+from moeconv.output.manifest import FileEntry, Manifest, RunEntry
+from moeconv.output.records import ShardRecord
 
 
 def complete(

@@ -25,32 +25,19 @@ from typing import TYPE_CHECKING, Final, Self
 import filelock
 
 from moeconv.errors import OutputError
-from moeconv.output.manifest import (
-    MANIFEST_NAME,
-    UPLOADED,
-    WORK_FOLDER,
-    FactsEntry,
-    FileEntry,
-    KeptFacts,
-    KeptRecord,
-    Manifest,
-    RunEntry,
-    ShardRecord,
-    decode,
-    encode,
-    encode_sealed,
-    kept_name,
-    read_manifest,
-    read_note,
-)
+from moeconv.output.codec import decode, encode, encode_sealed, read_manifest, read_note
+from moeconv.output.durable import write_file, writing
+from moeconv.output.manifest import FactsEntry, FileEntry, Manifest, RunEntry
+from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER, kept_name
+from moeconv.output.ownership import check_begun, check_ours, check_plan
 from moeconv.output.place import check_place
-from moeconv.output.removal import check_removable, remove
-from moeconv.output.shard import is_of_plan, write_file, writing
+from moeconv.output.records import UPLOADED, KeptFacts, KeptRecord, ShardRecord
+from moeconv.output.removal import remove
+from moeconv.output.shard import is_of_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_READABLE_CHARS: Final = 40
 _CHUNK_BYTES: Final = 1 << 20
 _FACTS: Final = "facts.json"
 _DRAFT: Final = "draft.json"
@@ -91,7 +78,7 @@ class OutputDirectory:
         self._work = root / WORK_FOLDER
         if overwrite:
             remove(root, identity.get("side files", "").splitlines())
-        _check_plan(root, plan_id, identity)
+        check_plan(root, plan_id, identity)
         self.finished = self.is_sealed() or not self._joins(identity)
         if self.finished:
             self.clean()  # what a crash between the manifest and the tidying left
@@ -272,32 +259,6 @@ class OutputDirectory:
         # A job may be let go by another thread than the one that took it.
         return filelock.FileLock(folder / name, thread_local=False)
 
-    @staticmethod
-    def is_finished(root: Path, plan_id: str) -> bool:
-        """Return whether a directory is sealed, by this very plan."""
-        return (root / MANIFEST_NAME).exists() and read_manifest(root).plan_id == plan_id
-
-    @staticmethod
-    def check(
-        root: Path, plan_id: str, identity: Mapping[str, str], *, overwrite: bool = False
-    ) -> None:
-        """Refuse what making it for this plan would refuse, without writing anything.
-
-        Raises
-        ------
-        OutputError
-            It cannot be written, is not empty and not moeconv's, or holds another plan.
-        """
-        check_place(root)
-        if overwrite:
-            check_removable(root, identity.get("side files", "").splitlines())
-            return
-        _check_plan(root, plan_id, identity)
-        if not (root / MANIFEST_NAME).exists():
-            _check_ours(root)
-            if (root / WORK_FOLDER / "plan.json").exists():
-                _check_begun(root, plan_id, identity)
-
     def _check_still_ours(self) -> None:
         """Refuse to go on where somebody emptied the directory, or gave it another plan."""
         plan = read_note(self._work / "plan.json", dict[str, str]) or {}
@@ -311,13 +272,13 @@ class OutputDirectory:
     def _joins(self, identity: Mapping[str, str]) -> bool:
         """Begin, or go on; false if another process of this plan has sealed meanwhile."""
         try:
-            _check_ours(self.root)
+            check_ours(self.root)
             with writing(self.root), self._lock("plan"):
                 self._join(identity)
         except OutputError:  # the folder may have been tidied up under it
             if not self.is_sealed():
                 raise
-        _check_plan(self.root, self._plan_id, identity)
+        check_plan(self.root, self._plan_id, identity)
         return not self.is_sealed()
 
     def _join(self, identity: Mapping[str, str]) -> None:
@@ -326,48 +287,4 @@ class OutputDirectory:
         if not path.exists():
             self._write(path, encode(mine))
             return
-        _check_begun(self.root, self._plan_id, identity)
-
-
-def _check_begun(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
-    theirs = read_note(root / WORK_FOLDER / "plan.json", dict[str, str])
-    if theirs is None:
-        message = f"`{root / WORK_FOLDER / 'plan.json'}` cannot be read as JSON"
-        raise OutputError(message, hint="give another `--out`, or `--overwrite` to replace it")
-    if theirs.get("id") != plan_id:
-        message = f"`{root}` holds another plan, which differs in "
-        message += _differences(theirs, identity)
-        hint = "give another `--out`, the options it was begun with, or `--overwrite`"
-        raise OutputError(message, hint=hint)
-
-
-def _check_plan(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
-    if not (root / MANIFEST_NAME).exists():
-        return
-    manifest = read_manifest(root)
-    if manifest.plan_id != plan_id:
-        message = f"`{root}` holds another conversion, which differs in "
-        message += _differences(manifest.plan, identity)
-        raise OutputError(message, hint="give another `--out`, or `--overwrite` to replace it")
-
-
-def _differences(theirs: Mapping[str, str], mine: Mapping[str, str]) -> str:
-    shown = []
-    for key in mine:
-        there = theirs.get(key, "nothing")
-        if there == mine[key]:
-            continue
-        is_digest = max(len(there), len(mine[key])) > _READABLE_CHARS
-        shown.append(key if is_digest else f"{key} ({there} there, {mine[key]} now)")
-    return "; ".join(shown)
-
-
-def _check_ours(root: Path) -> None:
-    if not root.exists():
-        return
-    if not root.is_dir():
-        message = f"`{root}` is not a directory"
-        raise OutputError(message)
-    if not (root / WORK_FOLDER).is_dir() and any(root.iterdir()):
-        message = f"`{root}` is not empty and not a moeconv directory"
-        raise OutputError(message, hint="give another `--out`; nothing there was touched")
+        check_begun(self.root, self._plan_id, identity)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from moeconv.errors import OutputError
-from moeconv.output.manifest import WORK_FOLDER
-from moeconv.output.shard import writing
+from moeconv.output.durable import writing
+from moeconv.output.names import WORK_FOLDER
 
 _GIVE: Final = "give another `--out`"
 

@@ -11,14 +11,9 @@ from typing import Final
 import filelock
 
 from moeconv.errors import OutputError, VerifyError
-from moeconv.output.manifest import (
-    MANIFEST_NAME,
-    WORK_FOLDER,
-    kept_name,
-    read_manifest,
-    read_note,
-)
-from moeconv.output.shard import sync_folder, writing
+from moeconv.output.codec import read_manifest, read_note
+from moeconv.output.durable import sync_folder, writing
+from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER, kept_name
 
 _SHARD: Final = re.compile(
     r"(weights/weights|restore/restore)-\d{5}-of-\d{5}\.safetensors"

@@ -13,16 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from moeconv.errors import OutputError, VerifyError
+from moeconv.output.codec import decode
 from moeconv.output.hub import Held, Repository, addition, copy, holds, removal
-from moeconv.output.manifest import (
-    MANIFEST_NAME,
-    UPLOADED,
-    WRITTEN,
-    FileEntry,
-    Manifest,
-    ShardRecord,
-    decode,
-)
+from moeconv.output.manifest import FileEntry, Manifest
+from moeconv.output.names import MANIFEST_NAME
+from moeconv.output.records import UPLOADED, WRITTEN, ShardRecord
 from moeconv.publishing.uploads import RECORDS, Sent, Uploads
 
 if TYPE_CHECKING:

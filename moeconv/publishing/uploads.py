@@ -19,9 +19,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from moeconv.errors import MoeconvError, VerifyError
+from moeconv.output.codec import encode
+from moeconv.output.durable import writing
 from moeconv.output.hub import addition, holds
-from moeconv.output.manifest import UPLOADED, ShardRecord, encode
-from moeconv.output.shard import writing
+from moeconv.output.records import UPLOADED, ShardRecord
 
 if TYPE_CHECKING:
     from moeconv.output.directory import OutputDirectory

@@ -28,9 +28,9 @@ from moeconv.restoration.origin import locate
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Part, TensorRef
     from moeconv.layouts.verbs import Kernels
+    from moeconv.output.durable import GrowingFile
     from moeconv.output.files import Files
     from moeconv.output.manifest import Manifest
-    from moeconv.output.shard import GrowingFile
     from moeconv.planning.plan import Plan
     from moeconv.tensors import Bytes
 

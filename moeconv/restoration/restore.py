@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 from moeconv.conversion.pipeline import Moved
 from moeconv.errors import OutputError, UnsupportedError, VerifyError
+from moeconv.output.codec import read_manifest
 from moeconv.output.directory import OutputDirectory
+from moeconv.output.durable import GrowingFile, write_file
 from moeconv.output.files import Files
-from moeconv.output.manifest import Manifest, kept_name, read_manifest
-from moeconv.output.shard import GrowingFile, write_file
+from moeconv.output.manifest import Manifest
+from moeconv.output.names import kept_name
 from moeconv.paths import is_below
 from moeconv.restoration.origin import checkpoint_again, plan_again
 from moeconv.restoration.reassembly import DAMAGED, Reassembly

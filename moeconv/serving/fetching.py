@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from moeconv.errors import SourceError
-from moeconv.output.manifest import MANIFEST_NAME
+from moeconv.output.names import MANIFEST_NAME
 
 _UNREAD: Final = ("restore/*", ".moeconv/*")
 """What no engine reads of a converted repository."""

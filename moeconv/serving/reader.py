@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Self
 from moeconv.errors import UnsupportedError, VerifyError
 from moeconv.layouts import find_layout
 from moeconv.layouts.layout import Geometry, Placement
+from moeconv.output.codec import read_manifest
 from moeconv.output.files import Files
-from moeconv.output.manifest import StackEntry, TensorEntry, read_manifest
+from moeconv.output.manifest import StackEntry, TensorEntry
 from moeconv.serving.rank import Rank, RankTensor
 
 if TYPE_CHECKING:

@@ -14,15 +14,10 @@ from moeconv.checkpoint.header import PREFIX_BYTES, read_header
 from moeconv.checkpoint.sidefiles import WEIGHT_SUFFIXES
 from moeconv.conversion.pipeline import Moved
 from moeconv.errors import SourceError, VerifyError
+from moeconv.output.codec import check_unchanged, read_manifest
 from moeconv.output.files import Files
-from moeconv.output.manifest import (
-    MANIFEST_NAME,
-    WORK_FOLDER,
-    Entry,
-    Manifest,
-    check_unchanged,
-    read_manifest,
-)
+from moeconv.output.manifest import Entry, Manifest
+from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER
 from moeconv.output.shard import arrange, shard_metadata
 from moeconv.paths import open_regular
 from moeconv.restoration.inverse import Lost, compare_with_source

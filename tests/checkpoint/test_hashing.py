@@ -9,7 +9,7 @@ import pytest
 
 from moeconv.checkpoint.hashing import hashed
 from moeconv.errors import SourceError
-from moeconv.output.manifest import read_manifest
+from moeconv.output.codec import read_manifest
 from moeconv.sourcing import open_source
 from tests import runs
 

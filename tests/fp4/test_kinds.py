@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from moeconv.errors import UnsupportedError
-from moeconv.output.manifest import read_manifest
+from moeconv.output.codec import read_manifest
 from tests import runs
 from tests.fp4 import decode
 from tests.fp4.held import held, source_values

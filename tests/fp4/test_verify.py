@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from moeconv.errors import MoeconvError, VerifyError
-from moeconv.output.manifest import Manifest, decode, encode_sealed, read_manifest
+from moeconv.output.codec import decode, encode_sealed, read_manifest
+from moeconv.output.manifest import Manifest
 from tests import runs
 from tests.fp4.models import KINDS, Model
 

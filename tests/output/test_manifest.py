@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from moeconv.errors import SourceError, VerifyError
-from moeconv.output.manifest import decode, encode, read_manifest
+from moeconv.output.codec import decode, encode, read_manifest
 from tests import runs
 from tests.runs import Wanted
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from moeconv.errors import OutputError
-from moeconv.output.shard import DATA_ALIGNMENT, ShardWriter, arrange, write_file
+from moeconv.output.durable import write_file
+from moeconv.output.shard import DATA_ALIGNMENT, ShardWriter, arrange
 from moeconv.tensors import BITS, TensorSpec
 from tests.sources import noise
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moeconv.errors import UnsupportedError
-from moeconv.output.manifest import read_manifest
+from moeconv.output.codec import read_manifest
 from moeconv.serving import open_converted
 from moeconv.serving.reader import stack_geometry
 from tests import runs

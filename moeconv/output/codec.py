@@ -1,0 +1,117 @@
+"""How do a manifest and notes become JSON and come back, and is what comes back to be believed?
+
+Decoding is strict about what is there and lenient about what a later version adds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from moeconv.errors import SourceError, VerifyError
+from moeconv.output.manifest import FORMAT, Manifest
+from moeconv.output.names import MANIFEST_NAME
+from moeconv.paths import is_below, read_regular
+
+_MOST_BYTES: Final = 1 << 29
+_UNDIGESTED: Final = ("run", "digest")
+
+_T = TypeVar("_T")
+
+
+def encode(value: object) -> bytes:
+    """Return a value as JSON, the same bytes for the same value."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def decode(data: bytes, kind: type[_T], what: str) -> _T:
+    """Return a value of `kind` from JSON.
+
+    Raises
+    ------
+    VerifyError
+        The JSON is broken, or a field is missing or of another type.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        message = f"`{what}` cannot be read: {error}"
+        raise VerifyError(message) from error
+
+
+def read_note(path: Path, kind: type[_T]) -> _T | None:
+    """Return what a process of an unfinished run noted; a broken note is none."""
+    try:
+        return decode(read_regular(path, _MOST_BYTES), kind, path.name)
+    except (OSError, VerifyError):
+        return None
+
+
+def encode_sealed(manifest: Manifest) -> bytes:
+    """Return a manifest as JSON, with its own digest."""
+    return encode(replace(manifest, digest=_own_digest(encode(manifest))))
+
+
+def check_unchanged(data: bytes) -> None:
+    """Compare a manifest, as JSON, with its own digest: against a slip, not against malice.
+
+    Raises
+    ------
+    VerifyError
+        It is not as it was written.
+    """
+    if decode(data, Manifest, MANIFEST_NAME).digest != _own_digest(data):
+        message = f"`{MANIFEST_NAME}` was changed after the conversion: its own digest differs"
+        raise VerifyError(message, hint="copy it again, or convert again with `--overwrite`")
+
+
+def _own_digest(data: bytes) -> str:
+    """Digest what is there, fields of a later version too."""
+    table = decode(data, dict[str, msgspec.Raw], MANIFEST_NAME)
+    rest = {name: msgspec.json.decode(table[name]) for name in table if name not in _UNDIGESTED}
+    return hashlib.sha256(msgspec.json.encode(rest, order="sorted")).hexdigest()
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Read the manifest of a converted directory.
+
+    Raises
+    ------
+    SourceError
+        There is none: the directory is not converted, or not finished.
+    VerifyError
+        It is broken or of a later format.
+    """
+    try:
+        data = read_regular(root / MANIFEST_NAME, _MOST_BYTES)
+    except FileNotFoundError:
+        hint = "is this a converted directory?"
+        if (root / ".moeconv").is_dir():
+            hint = "the conversion is not finished; run the same `moeconv` command again"
+        elif not root.exists():
+            hint = "give a directory; `hf download` fetches one that is on the Hub"
+        message = f"`{MANIFEST_NAME}` is not in `{root}`"
+        raise SourceError(message, hint=hint) from None
+    except OSError as error:
+        message = f"`{root / MANIFEST_NAME}` cannot be read: {error.strerror}"
+        raise SourceError(message) from error
+    manifest = decode(data, Manifest, MANIFEST_NAME)
+    if manifest.format != FORMAT:
+        message = f"`{MANIFEST_NAME}` has format {manifest.format}, expected {FORMAT}"
+        raise VerifyError(message, hint="it was written by another version of moeconv")
+    _check_names(manifest)
+    return manifest
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Refuse names that lead out of the directory, whoever wrote them."""
+    names = {entry.path for entry in manifest.files}
+    names |= {entry.file for entry in manifest.entries()}
+    odd = sorted(name for name in names if not is_below(name))
+    if odd:
+        message = f"`{MANIFEST_NAME}` names the file {odd[0]!r}, outside the directory"
+        raise VerifyError(message, hint="do not use this directory: moeconv writes no such name")

@@ -1,0 +1,106 @@
+"""Whose is this output directory, and may this plan write there?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from moeconv.errors import OutputError
+from moeconv.output.codec import read_manifest, read_note
+from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER
+from moeconv.output.place import check_place
+from moeconv.output.removal import check_removable
+
+_READABLE_CHARS: Final = 40
+
+
+def is_finished(root: Path, plan_id: str) -> bool:
+    """Return whether a directory is sealed, by this very plan."""
+    return (root / MANIFEST_NAME).exists() and read_manifest(root).plan_id == plan_id
+
+
+def check_output(
+    root: Path, plan_id: str, identity: Mapping[str, str], *, overwrite: bool = False
+) -> None:
+    """Refuse what opening it for this plan would refuse, without writing anything.
+
+    Raises
+    ------
+    OutputError
+        It cannot be written, is not empty and not moeconv's, or holds another plan.
+    """
+    check_place(root)
+    if overwrite:
+        check_removable(root, identity.get("side files", "").splitlines())
+        return
+    check_plan(root, plan_id, identity)
+    if not (root / MANIFEST_NAME).exists():
+        check_ours(root)
+        if (root / WORK_FOLDER / "plan.json").exists():
+            check_begun(root, plan_id, identity)
+
+
+def check_begun(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
+    """Refuse a directory in which another plan has begun.
+
+    Raises
+    ------
+    OutputError
+        It is one.
+    """
+    theirs = read_note(root / WORK_FOLDER / "plan.json", dict[str, str])
+    if theirs is None:
+        message = f"`{root / WORK_FOLDER / 'plan.json'}` cannot be read as JSON"
+        raise OutputError(message, hint="give another `--out`, or `--overwrite` to replace it")
+    if theirs.get("id") != plan_id:
+        message = f"`{root}` holds another plan, which differs in "
+        message += _differences(theirs, identity)
+        hint = "give another `--out`, the options it was begun with, or `--overwrite`"
+        raise OutputError(message, hint=hint)
+
+
+def check_plan(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
+    """Refuse a directory that another plan has sealed.
+
+    Raises
+    ------
+    OutputError
+        It is one.
+    """
+    if not (root / MANIFEST_NAME).exists():
+        return
+    manifest = read_manifest(root)
+    if manifest.plan_id != plan_id:
+        message = f"`{root}` holds another conversion, which differs in "
+        message += _differences(manifest.plan, identity)
+        raise OutputError(message, hint="give another `--out`, or `--overwrite` to replace it")
+
+
+def _differences(theirs: Mapping[str, str], mine: Mapping[str, str]) -> str:
+    shown = []
+    for key in mine:
+        there = theirs.get(key, "nothing")
+        if there == mine[key]:
+            continue
+        is_digest = max(len(there), len(mine[key])) > _READABLE_CHARS
+        shown.append(key if is_digest else f"{key} ({there} there, {mine[key]} now)")
+    return "; ".join(shown)
+
+
+def check_ours(root: Path) -> None:
+    """Refuse what is there and not ours.
+
+    Raises
+    ------
+    OutputError
+        It is no directory, or one with files in it that no run of ours began.
+    """
+    if not root.exists():
+        return
+    if not root.is_dir():
+        message = f"`{root}` is not a directory"
+        raise OutputError(message)
+    if not (root / WORK_FOLDER).is_dir() and any(root.iterdir()):
+        message = f"`{root}` is not empty and not a moeconv directory"
+        raise OutputError(message, hint="give another `--out`; nothing there was touched")
