@@ -13,8 +13,8 @@ from moeconv import report
 from moeconv.checkpoint.blank import BlankRanges
 from moeconv.checkpoint.reader import Reader, reader_for
 from moeconv.commands.options import Options
-from moeconv.commands.space import check_space
-from moeconv.commands.summary import show_plan
+from moeconv.commands.space import check_bound, check_space
+from moeconv.commands.summary import Prospect, show_plan
 from moeconv.conversion.budget import budget_for
 from moeconv.conversion.estimate import estimate
 from moeconv.conversion.survey import check_share, survey, surveyed_bytes, total
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
     from moeconv.layouts.layout import Layout
     from moeconv.layouts.verbs import Kernels
+    from moeconv.publishing.outlook import Outlook
 
 
 def preview(options: Options, wish: Wish) -> None:
@@ -66,13 +67,17 @@ def preview(options: Options, wish: Wish) -> None:
             plan = plan_for(checkpoint, family, experts, target)
             out = options.out or Path(out_name(checkpoint.name, layout, options.tp))
             problems += _obstacles(plan, out, options, kernels)
+            outlook = None
+            with _noting(problems):
+                outlook = _look(options, plan)
             is_remote = checkpoint.origin.is_remote
             if not (is_remote and surveyed_bytes(plan)):  # headers are all that comes from afar
                 plan = surveyed(plan, checkpoint, options.max_lost_share)
             if not problems:
                 with Reader(BlankRanges()) if is_remote else reader_for(checkpoint) as reader:
                     cost = estimate(plan, reader, kernels, options.limits, existing(out))
-                show_plan(plan, checkpoint, out, cost, as_json=options.as_json)
+                prospect = Prospect(out, cost, options.max_disk_bytes, outlook)
+                show_plan(plan, checkpoint, prospect, as_json=options.as_json)
     if problems:
         _refuse(problems, as_json=options.as_json)
 
@@ -128,9 +133,22 @@ def _obstacles(plan: Plan, out: Path, options: Options, kernels: Kernels) -> lis
             check_apart(out, Path(options.source))
         check_output(out, plan.id, plan.identity, overwrite=options.overwrite)
     with _noting(problems):
+        check_bound(plan, options.max_disk_bytes, is_pushed=options.push is not None)
+    with _noting(problems):
         jobs, most = options.own_jobs(plan), options.max_disk_bytes
         check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)
     return problems
+
+
+def _look(options: Options, plan: Plan) -> Outlook | None:
+    """Return what is on the Hub where the result is to go, if it is to go there."""
+    if options.destination is None:
+        return None
+    from moeconv.output.hub import Repository
+    from moeconv.publishing.outlook import look
+
+    repository = Repository(options.destination, plan.id)
+    return look(repository, is_there=repository.check())
 
 
 def _refuse(problems: list[MoeconvError], *, as_json: bool) -> NoReturn:

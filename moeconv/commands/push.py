@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from moeconv import report
 from moeconv.checkpoint.index import read_config
-from moeconv.errors import OutputError
+from moeconv.commands.space import check_bound
+from moeconv.commands.summary import push_facts, push_rows
 from moeconv.inspection.inspect import loaders
 from moeconv.output.alone import alone
 from moeconv.output.card import Serving, carried, write_card
@@ -18,15 +19,13 @@ from moeconv.output.hub import Destination, Repository
 from moeconv.output.manifest import Manifest
 from moeconv.output.names import SOURCE_CARD
 from moeconv.output.records import ShardRecord
+from moeconv.publishing.outlook import look
 from moeconv.publishing.publish import (
     Content,
     Published,
     adopt,
     along,
-    check_target,
-    find_published,
     finish,
-    is_published,
     unsent,
 )
 from moeconv.publishing.uploads import Book, Bound, Sent, Uploads
@@ -83,7 +82,11 @@ class Push:
     def __init__(self, options: Options, destination: Destination, plan: Plan, out: Path) -> None:
         self._repository = Repository(destination, plan.id)
         self._plan, self._out = plan, out
-        self._bound = _bound(plan, options.max_disk_bytes)
+        largest, most = (
+            check_bound(plan, options.max_disk_bytes, is_pushed=True),
+            options.max_disk_bytes,
+        )
+        self._bound = None if most is None else Bound(most, largest)
         self._as_json = options.as_json
 
     def is_there(self, checkpoint: Checkpoint) -> bool:
@@ -101,11 +104,9 @@ class Push:
         carried(card.decode("utf-8", "replace"))
         repository = self._repository
         repository.open()
-        target = repository.head(repository.destination.revision)
-        tree = repository.files(target)
-        check_target(repository, tree)
-        manifest = find_published(repository, tree, target) if target else None
-        if not (target and manifest and is_published(manifest, tree, self._plan.id)):
+        outlook = look(repository, is_there=True)
+        manifest, target = outlook.earlier, outlook.at
+        if not (target and manifest and outlook.has(self._plan.id)):
             return False
         repository.drop_work()
         size = sum(entry.size for entry in manifest.files)
@@ -156,9 +157,7 @@ def sink_for(options: Options, plan: Plan, out: Path) -> Sink:
     """
     if options.destination is not None:
         return Push(options, options.destination, plan, out)
-    if options.max_disk_bytes is not None and plan.nbytes > options.max_disk_bytes:
-        message = f"{report.size(plan.nbytes)} would be on disk, more than `--max-disk`"
-        raise OutputError(message, hint="with `--push ORG/NAME`, shards on the Hub are removed")
+    check_bound(plan, options.max_disk_bytes, is_pushed=False)
     return Keep()
 
 
@@ -168,7 +167,7 @@ def run_push(root: Path, destination: Destination, *, dry_run: bool, as_json: bo
     repository = Repository(destination, manifest.plan_id)
     content = Content.of(root, manifest, _card(destination.name, root, manifest))
     if dry_run:
-        _preview(repository, content, as_json=as_json)
+        _preview(repository, content, manifest.plan_id, as_json=as_json)
         return
     repository.open()
     with alone(root):
@@ -205,21 +204,17 @@ def _finish(repository: Repository, root: Path, manifest: Manifest) -> Published
     raise AssertionError(message)
 
 
-def _preview(repository: Repository, content: Content, *, as_json: bool) -> None:
+def _preview(repository: Repository, content: Content, plan_id: str, *, as_json: bool) -> None:
     """Say what would be sent, and what is there already; nothing is sent."""
-    target = repository.head(repository.destination.revision)
-    tree = repository.files(target)
-    check_target(repository, tree)
-    left = unsent(repository, content)
+    outlook = look(repository, is_there=repository.check())
+    left = unsent(content, {**outlook.target, **outlook.work})
     facts = {
-        "name": repository.name,
-        "revision": repository.destination.revision,
-        "at": target,
+        **push_facts(outlook, plan_id),
         "files": len(content.shards) + len(content.small),
         "shards_there": len(content.shards) - len(left),
         "shards_to_send": len(left),
         "bytes_to_send": sum(entry.size for entry in left),
-        "replaces": sorted(path for path in content.small if path in tree),
+        "replaces": sorted(path for path in content.small if path in outlook.target),
     }
     if as_json:
         report.emit({"event": "push plan", **facts})
@@ -227,7 +222,7 @@ def _preview(repository: Repository, content: Content, *, as_json: bool) -> None
     report.table(
         f"plan for {repository.name}",
         (
-            ("revision", f"{facts['revision']}, {f'at {target}' if target else 'to be made'}"),
+            *push_rows(outlook, plan_id),
             ("to send", f"{len(left)} shards, {report.size(sum(e.size for e in left))}"),
             ("already there", f"{len(content.shards) - len(left)} shards"),
             ("small files", ", ".join(sorted(content.small))),
@@ -246,17 +241,3 @@ def _card(name: str, root: Path, manifest: Manifest) -> bytes:
         if sight.start
     ]
     return write_card(name, manifest, source_card, serving)
-
-
-def _bound(plan: Plan, max_disk_bytes: int | None) -> Bound | None:
-    if max_disk_bytes is None:
-        return None
-    sizes = {job.file: job.arranged(plan.id).size for job in plan.jobs}
-    largest = max(sizes, key=lambda file: sizes[file])
-    if sizes[largest] > max_disk_bytes:
-        message = (
-            f"`--max-disk` {report.size(max_disk_bytes)} does not hold `{largest}`, "
-            f"which takes {report.size(sizes[largest])}"
-        )
-        raise OutputError(message, hint="give more, or a smaller `--max-shard-size`")
-    return Bound(max_disk_bytes, sizes[largest])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from moeconv.planning.jobs import Job
+    from moeconv.planning.plan import Plan
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 """What a system says of a disk without room, and of a person without quota."""
@@ -51,6 +52,39 @@ def check_space(
     if free < needed:
         message = f"`{out}` has {report.size(free)} free, but {report.size(needed)} are needed"
         raise OutputError(message, hint="make space, or give an `--out` on another disk")
+
+
+def check_bound(plan: Plan, most_bytes: int | None, *, is_pushed: bool) -> int:
+    """Refuse a bound on the disk that a conversion cannot keep; return its largest shard's bytes.
+
+    Parameters
+    ----------
+    plan
+        What is made.
+    most_bytes
+        The bound, if there is one.
+    is_pushed
+        Whether shards go away, to the Hub, while others are made.
+
+    Raises
+    ------
+    OutputError
+        Nothing goes away and all of it is larger, or one shard is.
+    """
+    sizes = {job.file: job.arranged(plan.id).size for job in plan.jobs}
+    largest = max(sizes, key=lambda file: sizes[file])
+    if most_bytes is None:
+        return sizes[largest]
+    if not is_pushed and plan.nbytes > most_bytes:
+        message = f"{report.size(plan.nbytes)} would be on disk, more than `--max-disk`"
+        raise OutputError(message, hint="with `--push ORG/NAME`, shards on the Hub are removed")
+    if sizes[largest] > most_bytes:
+        message = (
+            f"`--max-disk` {report.size(most_bytes)} does not hold `{largest}`, "
+            f"which takes {report.size(sizes[largest])}"
+        )
+        raise OutputError(message, hint="give more, or a smaller `--max-shard-size`")
+    return sizes[largest]
 
 
 def needed_bytes(out: Path, jobs: Iterable[Job], *, overwrite: bool = False) -> int:

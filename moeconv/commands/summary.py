@@ -19,16 +19,38 @@ if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
     from moeconv.conversion.estimate import Estimate
     from moeconv.output.manifest import Manifest
+    from moeconv.publishing.outlook import Outlook
 
 _NATIVE_FP4: Final = (
     "Blackwell GPUs have native FP4 kernels; there Marlin, which computes in 16 bits, is a fallback"
 )
 
 
-def show_plan(
-    plan: Plan, checkpoint: Checkpoint, out: Path, cost: Estimate, *, as_json: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a conversion would cost, and where its result would go.
+
+    Attributes
+    ----------
+    out
+        The output directory.
+    cost
+        Time and memory.
+    max_disk_bytes
+        The bound on all shards that are there at a time; `None` where they stay.
+    outlook
+        What is on the Hub, where it goes there.
+    """
+
+    out: Path
+    cost: Estimate
+    max_disk_bytes: int | None
+    outlook: Outlook | None
+
+
+def show_plan(plan: Plan, checkpoint: Checkpoint, prospect: Prospect, *, as_json: bool) -> None:
     """Show what a conversion would do, and what it would cost."""
+    out, cost, outlook = prospect.out, prospect.cost, prospect.outlook
     expert_bytes = sum(
         tensor.spec.nbytes
         for job in plan.jobs
@@ -66,6 +88,8 @@ def show_plan(
         "network_bytes": sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
         * checkpoint.origin.is_remote,
         "free_bytes": free,
+        "disk_bytes": min(plan.nbytes, prospect.max_disk_bytes or plan.nbytes),
+        "push": outlook and push_facts(outlook, plan.id),
         "seconds": cost.seconds,
         "bytes_per_s": round(cost.bytes_per_s),
         "warnings": list(plan.warnings),
@@ -91,12 +115,47 @@ def show_plan(
             ("peak memory", f"{report.size(cost.host_bytes)}, an estimate"),
             *_device(cost),
             *_network(checkpoint),
-            ("free disk", f"{report.size(free)}; {report.size(plan.nbytes)} are needed"),
+            ("free disk", f"{report.size(free)}; {_disk(plan, prospect.max_disk_bytes)}"),
             ("time", _time(cost)),
+            *(push_rows(outlook, plan.id) if outlook else ()),
         ),
         to_stdout=True,
     )
     report.note("nothing was written; without `--dry-run` the same command converts")
+
+
+def push_facts(outlook: Outlook, plan_id: str) -> dict[str, object]:
+    """Return what is on the Hub where a plan is to be published, for a machine."""
+    return {
+        "name": outlook.name,
+        "revision": outlook.revision,
+        "is_there": outlook.is_there,
+        "at": outlook.at,
+        "was_there": outlook.has(plan_id),
+    }
+
+
+def push_rows(outlook: Outlook, plan_id: str) -> Iterator[tuple[str, str]]:
+    """Yield the same for a person."""
+    where = f"`{outlook.revision}` of `{outlook.name}`"
+    if not outlook.is_there:
+        yield "publishes", f"on {where}, a new repository"
+        return
+    at = f"at {outlook.at} now" if outlook.at else "a new branch"
+    yield "publishes", f"on {where}, {at}; the token may write there"
+    if outlook.has(plan_id):
+        yield "there", "all of it: nothing is left to do"
+    elif outlook.shards_sent:
+        yield "there", f"{outlook.shards_sent} shards, from earlier runs"
+    elif outlook.earlier:
+        yield "replaces", f"{outlook.earlier.source.name} in the layout {outlook.earlier.layout.id}"
+
+
+def _disk(plan: Plan, max_disk_bytes: int | None) -> str:
+    if max_disk_bytes is None or max_disk_bytes >= plan.nbytes:
+        return f"{report.size(plan.nbytes)} are needed"
+    size = report.size(max_disk_bytes)
+    return f"at most {size} of {report.size(plan.nbytes)} are there at a time (--max-disk)"
 
 
 def _network(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,6 @@ allows 128 an hour.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from huggingface_hub import (
     CommitOperationCopy,
     CommitOperationDelete,
     HfApi,
+    ModelInfo,
     get_token,
     hf_hub_url,
 )
@@ -36,30 +36,11 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from moeconv.errors import OutputError
 from moeconv.output.hubcalls import ask, be_patient
+from moeconv.output.tree import Held
 
 Operation: TypeAlias = "CommitOperationAdd | CommitOperationCopy | CommitOperationDelete"
 
 _BRANCH_DIGITS: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A file in the Hub's tree: `sha256` of large files, `blob_id` (git's SHA-1) of small ones."""
-
-    size: int
-    sha256: str | None
-    blob_id: str
-
-    def is_of(self, size: int, sha256: str) -> bool:
-        """Say whether it is a large file of this size and digest."""
-        return self.sha256 == sha256 and self.size == size
-
-    def is_content(self, data: bytes) -> bool:
-        """Say whether it has just these bytes."""
-        if self.sha256 is not None:
-            return self.is_of(len(data), hashlib.sha256(data).hexdigest())
-        header = b"blob %d\0" % len(data)
-        return self.blob_id == hashlib.sha1(header + data, usedforsecurity=False).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +101,40 @@ class Repository:
                 self.name, private=True if wanted.private else None, exist_ok=True
             ),
         )
-        info = ask(f"look at {where}", lambda: self._api.model_info(self.name))
-        if wanted.private and not info.private:
-            message = f"{where} is public, but `--private` was given"
-            raise OutputError(message, hint="make it private on the Hub, or leave the flag out")
+        self._check_private(ask(f"look at {where}", lambda: self._api.model_info(self.name)))
         ask(
             f"write to {where}",
             lambda: self._api.create_branch(self.name, branch=self.work, exist_ok=True),
         )
+
+    def check(self) -> bool:
+        """Say whether the repository is there, and change nothing.
+
+        Raises
+        ------
+        OutputError
+            It is there, and `open` would be refused.
+        """
+        where = f"`{self.name}`"
+        ask(f"publish to {where}", _need_token)
+
+        def look() -> ModelInfo | None:
+            try:
+                return self._api.model_info(self.name)
+            except RepositoryNotFoundError:
+                return None
+
+        info = ask(f"look at {where}", look)
+        if info is None:
+            return False
+        self._check_private(info)
+        ask(f"write to {where}", lambda: self._api.auth_check(self.name, write=True))
+        return True
+
+    def _check_private(self, info: ModelInfo) -> None:
+        if self.destination.private and not info.private:
+            message = f"`{self.name}` is public, but `--private` was given"
+            raise OutputError(message, hint="make it private on the Hub, or leave the flag out")
 
     def head(self, revision: str) -> str | None:
         """Return the commit that a revision is at; none if it, or the repository, is not there."""
@@ -262,12 +269,6 @@ class Repository:
                 return
 
         ask(f"remove the branch `{self.work}` of `{self.name}`", drop)
-
-
-def holds(tree: Mapping[str, Held], path: str, size: int, sha256: str) -> bool:
-    """Say whether a tree has a large file of this size and digest at a path."""
-    held = tree.get(path)
-    return held is not None and held.is_of(size, sha256)
 
 
 def addition(path: str, content: bytes | Path) -> CommitOperationAdd:

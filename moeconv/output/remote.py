@@ -12,10 +12,11 @@ from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from moeconv.errors import SourceError, VerifyError
 from moeconv.output.codec import check_unchanged, decode
-from moeconv.output.hub import Destination, Held, Repository
+from moeconv.output.hub import Destination, Repository
 from moeconv.output.hubcalls import ask
 from moeconv.output.manifest import Manifest
 from moeconv.output.names import MANIFEST_NAME
+from moeconv.output.tree import Held
 
 if TYPE_CHECKING:
     from moeconv.tensors import Bytes

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from moeconv.errors import OutputError, VerifyError
 from moeconv.output.codec import decode
-from moeconv.output.hub import Held, Repository, addition, copy, holds, removal
+from moeconv.output.hub import Repository, addition, copy, removal
 from moeconv.output.manifest import FileEntry, Manifest
 from moeconv.output.names import MANIFEST_NAME
 from moeconv.output.records import UPLOADED, WRITTEN, ShardRecord
+from moeconv.output.tree import Held, holds
 from moeconv.publishing.uploads import RECORDS, Sent, Uploads
 
 if TYPE_CHECKING:
@@ -185,16 +186,15 @@ def finish(
     yield Published(repository.name, revision, *size, was_there=False)
 
 
-def unsent(repository: Repository, content: Content) -> list[FileEntry]:
-    """Return the shards that the Hub does not have yet."""
-    there = repository.files(repository.work)
+def unsent(content: Content, there: Mapping[str, Held]) -> list[FileEntry]:
+    """Return the shards that are not in a tree."""
     return [entry for entry in content.shards if not _has(there, entry)]
 
 
 def _stage(repository: Repository, root: Path, content: Content) -> Iterator[Sent]:
     """Bring all of it to the work branch, and look at what is there, before anyone sees it."""
     with Uploads(repository, root, {}) as uploads:
-        for entry in unsent(repository, content):
+        for entry in unsent(content, repository.files(repository.work)):
             path = root / entry.path
             if not path.is_file() or path.stat().st_size != entry.size:
                 message = f"`{entry.path}` is neither in `{root}` nor on the Hub"

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Final, Self
 from moeconv.errors import MoeconvError, VerifyError
 from moeconv.output.codec import encode
 from moeconv.output.durable import writing
-from moeconv.output.hub import addition, holds
+from moeconv.output.hub import addition
 from moeconv.output.records import UPLOADED, ShardRecord
+from moeconv.output.tree import holds
 
 if TYPE_CHECKING:
     from moeconv.output.directory import OutputDirectory
-    from moeconv.output.hub import Held, Operation, Repository
+    from moeconv.output.hub import Operation, Repository
+    from moeconv.output.tree import Held
 
 RECORDS: Final = ".moeconv/records"
 """Where the work branch has the records of its shards, by the number of the job."""

@@ -144,6 +144,12 @@ def cdn(call: Call, oid: str, size: str) -> None:
     call.send_entry(Entry(int(size), oid, is_lfs=True), {"ETag": f'"{oid[:32]}"'})
 
 
+def auth_check(call: Call, name: str, write: str | None) -> None:
+    """GET /api/models/NAME/auth-check[/write]."""
+    call.own_repo(name) if write else call.repo(name)
+    call.json({})
+
+
 def refs(call: Call, name: str) -> None:
     """GET /api/models/NAME/refs."""
     branches: list[dict[str, str]] = []

@@ -34,6 +34,7 @@ ROUTES = tuple(
         ("POST", rf"{API}/paths-info/{REVISION}", reading.paths_info),
         ("GET", rf"{API}/commits/{REVISION}", reading.commits),
         ("GET", rf"{API}/refs", reading.refs),
+        ("GET", rf"{API}/auth-check(?P<write>/write)?", reading.auth_check),
         ("GET", rf"{API}/xet-(?P<kind>read|write)-token/{REVISION}", reading.xet_token),
         ("POST", rf"{API}/preupload/{REVISION}", writing.preupload),
         ("POST", rf"{API}/commit/{REVISION}", writing.commit),

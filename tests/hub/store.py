@@ -42,10 +42,14 @@ class Commit:
 
 @dataclass
 class Repo:
-    """A repository; `gated` asks for access, which the token has where `granted`."""
+    """A repository; `gated` asks for access, which the token has where `granted`.
+
+    The token may not write to a `foreign` one.
+    """
 
     id: str
     private: bool = False
+    foreign: bool = False
     gated: bool = False
     granted: bool = False
     refs: dict[str, str] = field(default_factory=dict)

@@ -207,7 +207,10 @@ class Call(BaseHTTPRequestHandler):
     def own_repo(self, name: str) -> Repo:
         """Return a repository that may be written."""
         self.check_known()
-        return self.repo(name)
+        found = self.repo(name)
+        if found.foreign:
+            raise RefusedError(403, "You don't have the rights to write here")
+        return found
 
     def commit_of(self, repo: Repo, revision: str) -> Commit:
         """Return the commit that a revision names."""
