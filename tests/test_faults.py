@@ -1,4 +1,4 @@
-"""Die at every read, write, fsync, rename and removal of a conversion, in each layout.
+"""Die, or have the disk fail, at every read, write, fsync, rename and removal of a conversion.
 
 The same command then makes the bytes of an uninterrupted run, and until it has no reader takes the
 directory. `slow` tries every point; a plain run tries a few.
@@ -19,7 +19,8 @@ import pytest
 from moeconv import layouts
 from moeconv.errors import SourceError
 from moeconv.serving import open_converted
-from tests import runs
+from tests import disks, runs
+from tests.crashing import SAID
 from tests.fp4.models import Model
 from tests.sources import Tiny, write_tiny
 
@@ -35,6 +36,16 @@ LAYOUTS = {
 }
 
 
+SHOWN = {
+    "full": "full",
+    "quota": "over quota",
+    "failing": "failing, with what was not fsynced lost,",
+    "read-only": "read-only",
+    "unmounted": "unmounted",
+    "disconnected": "without its server",
+}
+
+
 def source_of(kind: str, root: Path) -> Path:
     if kind == "bf16":
         tiny = Tiny(experts=2, layers=1, shards=1, hidden=64, intermediate=64)
@@ -43,16 +54,22 @@ def source_of(kind: str, root: Path) -> Path:
 
 
 def crash(
-    layout: str, folder: Path, *, points: int, processes: int = 1, workers: int = 1
+    layout: str,
+    folder: Path,
+    *,
+    points: int,
+    processes: int = 1,
+    workers: int = 1,
+    trouble: str = "death",
 ) -> dict[str, int]:
-    """Die at some points of a conversion (0: all), and return how many there are."""
+    """Have trouble at some points of a conversion (0: all), and return how many there are."""
     kind, *args = LAYOUTS[layout]
     source = source_of(kind, folder / "source")
     (folder / "runs").mkdir()
     script = str(Path(__file__).with_name("crashing.py"))
-    command = [sys.executable, "-P", script, folder / "runs", points, processes, *args, source]
+    command = [sys.executable, "-P", script, folder / "runs", points, processes, trouble]
     size = "40kB" if kind != "bf16" else "20kB"
-    options = ["--workers", workers, "--max-shard-size", size, "--device", "cpu"]
+    options = [*args, source, "--workers", workers, "--max-shard-size", size, "--device", "cpu"]
     done = subprocess.run(
         [str(word) for word in (*command, *options)], capture_output=True, text=True, check=False
     )
@@ -74,6 +91,22 @@ def test_death_beside_another_process(tmp_path):
     assert crash("trtllm-bf16", tmp_path, points=4, processes=2, workers=2)["tried"] >= 4
 
 
+@pytest.mark.skipif(not disks.can_be_made(), reason="a disk of its own needs root and mkfs.ext4")
+def test_a_disk_that_fails_at_some_points(tmp_path):
+    troubles = ",".join(SAID)
+    assert crash("marlin-nvfp4", tmp_path, points=12, trouble=troubles)["tried"] >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not disks.can_be_made(), reason="a disk of its own needs root and mkfs.ext4")
+@pytest.mark.parametrize("trouble", SAID)
+def test_a_disk_that_fails_at_every_point(tmp_path, trouble, record):
+    tried = crash("marlin-nvfp4", tmp_path, points=0, trouble=trouble)["tried"]
+    kind = "injected" if trouble == "quota" else "a real disk"
+    result = "one line of what, where and why; mended, the bytes of an undisturbed run"
+    record(f"disk {SHOWN[trouble]} from every call on ({kind})", tried, result)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_death_at_every_point(tmp_path, layout, record):
@@ -92,30 +125,41 @@ def test_death_at_every_point_beside_others(tmp_path, workers, processes, record
 
 @pytest.mark.slow
 def test_sigkill_at_random_times(tmp_path, record):
-    """A larger conversion, killed 100 times at a random moment, and resumed each time."""
+    """A larger conversion, killed 100 times at a random moment of its work, and resumed."""
     chance, times = random.Random(28), 100
     source = write_tiny(
         tmp_path / "source", Tiny(experts=16, layers=6, hidden=512, intermediate=512)
     )
     args = ("trtllm", source, "--max-shard-size", "3MB", "--device", "cpu")
-    began_s = time.monotonic()
-    assert runs.moeconv(*args, "--out", tmp_path / "whole").returncode == 0
+    process, began_s = begin(*args, "--out", tmp_path / "whole")
+    assert process.wait() == 0
     took_s = time.monotonic() - began_s
     expected = runs.tree(tmp_path / "whole")
-    inside = 0
-    for number in range(times):
-        out = tmp_path / f"out{number}"
-        command = [*runs.COMMAND, *map(str, args), "--out", str(out)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(chance.uniform(0.3, 1) * took_s)
+    killed = finished = 0
+    while killed < times:
+        out = tmp_path / f"out{killed + finished}"
+        process, _ = begin(*args, "--out", out)
+        time.sleep(chance.uniform(0, took_s))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        if not (out / "moeconv.json").exists():
-            inside += (out / ".moeconv").exists()
+        is_whole = (out / "moeconv.json").exists()
+        finished, killed = finished + is_whole, killed + (not is_whole)
+        if not is_whole:
             with pytest.raises(SourceError):
                 open_converted(out)
         again = runs.moeconv(*args, "--out", out)
         assert again.returncode == 0, again.stderr
-        assert runs.tree(out) == expected, number
+        assert runs.tree(out) == expected, out
         subprocess.run(["rm", "-r", out], check=True)
-    record(f"SIGKILL at a random moment ({inside} while it wrote)", times, "the same bytes")
+    what = "SIGKILL at a random moment of a larger conversion, before it was whole"
+    record(what, killed, f"the bytes of an undisturbed run, as of {finished} that were whole")
+
+
+def begin(*args: str | Path) -> tuple[subprocess.Popen[bytes], float]:
+    """Start the command, and return when it has begun to write, with the time."""
+    command = [*runs.COMMAND, *map(str, args)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (Path(args[-1]) / ".moeconv").exists():
+        assert process.poll() is None, "it ended before it began"
+        time.sleep(0.005)
+    return process, time.monotonic()

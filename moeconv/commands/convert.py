@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,18 +15,17 @@ from moeconv.checkpoint.hashing import hashed
 from moeconv.commands.options import Options
 from moeconv.commands.preview import surveyed, target_of
 from moeconv.commands.push import Sink, sink_for
-from moeconv.commands.space import check_space, say_what_is_missing
+from moeconv.commands.space import check_space, telling_what_is_missing
 from moeconv.commands.summary import Finished, show_result
 from moeconv.conversion.budget import budget_for
 from moeconv.conversion.convert import convert
 from moeconv.conversion.pipeline import Moved
-from moeconv.errors import OutputError
 from moeconv.kernels import pick
 from moeconv.output.codec import read_manifest
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest
 from moeconv.output.ownership import check_output, is_finished
-from moeconv.output.place import check_apart, check_place
+from moeconv.output.place import check_apart, check_place, errors_below
 from moeconv.output.records import ShardRecord
 from moeconv.planning.acceptance import check_engines, start_commands
 from moeconv.planning.experts import find_experts
@@ -62,10 +61,8 @@ def run_convert(options: Options, wish: Wish) -> None:
     kernels = pick(options.device)
     decided = _decide(options, wish, kernels)
     try:
-        _convert(decided, options, kernels)
-    except OutputError as problem:
-        say_what_is_missing(problem, decided.out, options.own_jobs(decided.plan))
-        raise
+        with errors_below(decided.out):
+            _convert(decided, options, kernels)
     except KeyboardInterrupt:
         report.note("interrupted; run the same command again to go on from here")
         sys.exit(130)
@@ -102,6 +99,22 @@ def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
     if kept is not None:
         plan = settle(plan, checkpoint, known_facts(kept))
     plan = surveyed(plan, checkpoint, options.max_lost_share)
+    with telling_what_is_missing(out, options.own_jobs(plan)):
+        manifest = _fill(replace(decided, plan=plan), sink, options, kernels)
+    if manifest is None:
+        _show_share(out, options)
+        return
+    source = None if options.push else checkpoint.origin.where
+    seconds = time.monotonic() - started_s
+    show_result(
+        plan, Finished(source, out, seconds, manifest, decided.starts), as_json=options.as_json
+    )
+    sink.finish(manifest)
+
+
+def _fill(decided: _Decided, sink: Sink, options: Options, kernels: Kernels) -> Manifest | None:
+    """Convert, as far as it was asked for; the manifest where that is all of it."""
+    checkpoint, plan, out = decided.checkpoint, decided.plan, decided.out
     check_output(out, plan.id, plan.identity, overwrite=options.overwrite)
     jobs, most = options.own_jobs(plan), options.max_disk_bytes
     check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)
@@ -114,16 +127,7 @@ def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
         report.note("reading the source once for the SHA-256 of its files")
         checkpoint = hashed(checkpoint)
     events = convert(plan, checkpoint, directory, kernels, options.limits)
-    manifest = _drive(sink.along(directory, events), plan, directory, options)
-    if manifest is None:
-        _show_share(out, options)
-        return
-    source = None if options.push else checkpoint.origin.where
-    seconds = time.monotonic() - started_s
-    show_result(
-        plan, Finished(source, out, seconds, manifest, decided.starts), as_json=options.as_json
-    )
-    sink.finish(manifest)
+    return _drive(sink.along(directory, events), plan, directory, options)
 
 
 def _is_done(plan: Plan, out: Path, sink: Sink, options: Options) -> bool:

@@ -15,7 +15,7 @@ from moeconv.output.names import WORK_FOLDER
 from moeconv.output.place import free_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from moeconv.planning.jobs import Job
     from moeconv.planning.plan import Plan
@@ -92,22 +92,26 @@ def needed_bytes(out: Path, jobs: Iterable[Job], *, overwrite: bool = False) -> 
     return sum(job.nbytes for job in jobs if overwrite or not (out / job.file).exists())
 
 
-def say_what_is_missing(problem: OutputError, out: Path, jobs: Iterable[Job]) -> None:
-    """Raise the error of a full disk again, with how much is missing; let any other be.
+@contextlib.contextmanager
+def telling_what_is_missing(out: Path, jobs: Iterable[Job]) -> Iterator[None]:
+    """Add to the error of a full disk, inside the block, what these jobs still need.
 
     Raises
     ------
     OutputError
-        The disk, or the person's part of it, is full.
+        The disk, or the person's part of it, is full; any other error stays as it is.
     """
-    cause = problem.__cause__
-    if not isinstance(cause, OSError) or cause.errno not in _FULL:
-        return
-    needed, free = needed_bytes(out, jobs), free_bytes(out)
-    message = (
-        f"{problem}; {report.size(needed)} are still to be written, {report.size(free)} are free"
-    )
-    raise OutputError(message, hint=problem.hint) from problem
+    try:
+        yield
+    except OutputError as problem:
+        cause = problem.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in _FULL:
+            raise
+        needed = needed_bytes(out, jobs)
+        left = f"{report.size(needed)} are still to be written" if needed else "no shard is missing"
+        # Of a quota, the system says no more than that it is used up.
+        free = "" if cause.errno == errno.EDQUOT else f", {report.size(free_bytes(out))} are free"
+        raise OutputError(f"{problem}; {left}{free}", hint=problem.hint) from problem
 
 
 def _held_bytes(folder: Path) -> int:

@@ -17,7 +17,9 @@ from moeconv.output.manifest import FORMAT, Manifest
 from moeconv.output.names import MANIFEST_NAME
 from moeconv.paths import is_below, read_regular
 
-_MOST_BYTES: Final = 1 << 29
+MOST_BYTES: Final = 1 << 29
+"""The largest manifest or note that is read."""
+
 _UNDIGESTED: Final = ("run", "digest")
 
 _T = TypeVar("_T")
@@ -46,7 +48,7 @@ def decode(data: bytes, kind: type[_T], what: str) -> _T:
 def read_note(path: Path, kind: type[_T]) -> _T | None:
     """Return what a process of an unfinished run noted; a broken note is none."""
     try:
-        return decode(read_regular(path, _MOST_BYTES), kind, path.name)
+        return decode(read_regular(path, MOST_BYTES), kind, path.name)
     except (OSError, VerifyError):
         return None
 
@@ -87,7 +89,7 @@ def read_manifest(root: Path) -> Manifest:
         It is broken or of a later format.
     """
     try:
-        data = read_regular(root / MANIFEST_NAME, _MOST_BYTES)
+        data = read_regular(root / MANIFEST_NAME, MOST_BYTES)
     except FileNotFoundError:
         hint = "is this a converted directory?"
         if (root / ".moeconv").is_dir():

@@ -22,14 +22,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-import filelock
-
-from moeconv.errors import OutputError
+from moeconv.errors import OutputError, SourceError
 from moeconv.output.codec import decode, encode, encode_sealed, read_manifest, read_note
 from moeconv.output.durable import write_file, writing
+from moeconv.output.locks import Locks
 from moeconv.output.manifest import FactsEntry, FileEntry, Manifest, RunEntry
 from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER, kept_name
-from moeconv.output.ownership import check_begun, check_ours, check_plan
+from moeconv.output.ownership import SEE_TO, check_begun, check_ours, check_plan, noted_plan
 from moeconv.output.place import check_place
 from moeconv.output.records import UPLOADED, KeptFacts, KeptRecord, ShardRecord
 from moeconv.output.removal import remove
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
 _CHUNK_BYTES: Final = 1 << 20
 _FACTS: Final = "facts.json"
 _DRAFT: Final = "draft.json"
-_TIDIED: Final = (FileNotFoundError, FileExistsError)
-"""What making a folder raises while another process removes it: it goes between two looks."""
 
 
 class OutputDirectory:
@@ -75,7 +72,7 @@ class OutputDirectory:
         self.root = root
         self.is_published = False
         self._plan_id = plan_id
-        self._work = root / WORK_FOLDER
+        self._work, self._locks = root / WORK_FOLDER, Locks(root)
         if overwrite:
             remove(root, identity.get("side files", "").splitlines())
         check_plan(root, plan_id, identity)
@@ -107,9 +104,7 @@ class OutputDirectory:
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
         """Show that this run lives, between two jobs as well, so that `--overwrite` keeps off."""
-        with contextlib.ExitStack() as held:
-            with contextlib.suppress(*_TIDIED):
-                held.enter_context(self._lock(f"run.{os.getpid()}.{id(self)}"))
+        with self._locks.take(f"run.{os.getpid()}.{id(self)}") or contextlib.nullcontext():
             yield
 
     def temporary(self, number: int) -> Path:
@@ -119,17 +114,13 @@ class OutputDirectory:
     @contextlib.contextmanager
     def claim(self, number: int) -> Iterator[bool]:
         """Hold a job while the block runs; false if another process holds it."""
-        lock = self._lock(str(number))
-        try:
-            lock.acquire(timeout=0)
-        except (filelock.Timeout, *_TIDIED):
+        lock = self._locks.take(str(number), wait=False)
+        if lock is None:
             yield False  # another process holds it, or has just tidied up after sealing
             return
-        try:
+        with lock:
             self._check_still_ours()
             yield True
-        finally:
-            lock.release()
 
     def record(self, number: int, file: str) -> ShardRecord | None:
         """Return what a finished job wrote, if its shard is still there, or on the Hub."""
@@ -197,15 +188,12 @@ class OutputDirectory:
     @contextlib.contextmanager
     def sealing(self) -> Iterator[bool]:
         """Hold the right to seal; false if another process has sealed meanwhile."""
-        while not self.is_sealed():
-            try:
-                lock = self._lock("seal").acquire()
-            except _TIDIED:
-                continue  # another process has just tidied up
-            with lock:
-                yield not self.is_sealed()
+        lock = self._locks.take("seal")
+        if lock is None:
+            yield False  # another process has just tidied up
             return
-        yield False
+        with lock:
+            yield not self.is_sealed()
 
     def seal(self, manifest: Manifest) -> None:
         """Write the manifest last, then drop the work folder."""
@@ -216,8 +204,17 @@ class OutputDirectory:
         shutil.rmtree(self._work, ignore_errors=True)
 
     def manifest(self) -> Manifest:
-        """Read the manifest of a sealed directory."""
-        return read_manifest(self.root)
+        """Read the manifest of a sealed directory.
+
+        Raises
+        ------
+        OutputError
+            It cannot be read any more.
+        """
+        try:
+            return read_manifest(self.root)
+        except SourceError as error:
+            raise OutputError(str(error), hint=SEE_TO) from error
 
     def file_entry(self, name: str) -> FileEntry:
         """Return size and SHA-256 of a file of the directory."""
@@ -248,32 +245,21 @@ class OutputDirectory:
             if not self.is_sealed():
                 raise
 
-    def _lock(self, name: str) -> filelock.FileLock:
-        folder = self._work / "locks"
-        with writing(folder):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except _TIDIED:
-                if not self.is_sealed():
-                    raise
-        # A job may be let go by another thread than the one that took it.
-        return filelock.FileLock(folder / name, thread_local=False)
-
     def _check_still_ours(self) -> None:
         """Refuse to go on where somebody emptied the directory, or gave it another plan."""
-        plan = read_note(self._work / "plan.json", dict[str, str]) or {}
-        if self.is_sealed() or plan.get("id") == self._plan_id:
+        plan = noted_plan(self.root) or {}
+        if plan.get("id") == self._plan_id or self.is_sealed():
             return
-        if self.is_sealed():  # by another process of this plan, between the two looks
-            return
-        message = f"`{self.root}` was emptied, or given another plan, while this one ran"
-        raise OutputError(message, hint="run the command again, with another `--out`")
+        message = f"`{self.root}` was emptied, unmounted or given another plan while this one ran"
+        raise OutputError(message, hint=f"{SEE_TO}, or give another `--out`")
 
     def _joins(self, identity: Mapping[str, str]) -> bool:
         """Begin, or go on; false if another process of this plan has sealed meanwhile."""
         try:
             check_ours(self.root)
-            with writing(self.root), self._lock("plan"):
+            with writing(self.root):
+                self._work.mkdir(parents=True, exist_ok=True)
+            with self._locks.take("plan") or contextlib.nullcontext():
                 self._join(identity)
         except OutputError:  # the folder may have been tidied up under it
             if not self.is_sealed():

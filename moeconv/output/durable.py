@@ -5,6 +5,7 @@ A file gets its full size at once, so that a full disk shows before the work.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from moeconv.tensors import Bytes
 
 DIRECT_ALIGNMENT: Final = 4096
+_TODO: Final = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make space"),
+    **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ENODEV), "look after the disk"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTCONN, errno.ESTALE), "see that the disk is mounted"),
+    errno.EROFS: "make the disk writable",
+}
+"""What to do about what the system says."""
 
 
 class GrowingFile:
@@ -45,7 +53,7 @@ class GrowingFile:
         self._temporary, self._final = temporary, final
         self._is_final = False
         with writing(final):
-            temporary.parent.mkdir(parents=True, exist_ok=True)
+            temporary.parent.mkdir(exist_ok=True)  # what it lies in is there, or was unmounted
             final.parent.mkdir(parents=True, exist_ok=True)
             self._fd = _create(temporary)
             self._direct_fd = _open_direct(temporary)
@@ -109,7 +117,7 @@ class GrowingFile:
 
     def _discard(self) -> None:
         self._close()
-        self._temporary.unlink(missing_ok=True)
+        _drop(self._temporary)
 
 
 class writing:  # noqa: N801  (reads as a verb where it is used)
@@ -129,9 +137,8 @@ class writing:  # noqa: N801  (reads as a verb where it is used)
     ) -> None:
         if not isinstance(error, OSError):
             return
-        hint = None
-        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            hint = "make space and run the same command again; finished shards are kept"
+        todo = _TODO.get(error.errno or 0)
+        hint = f"{todo}, and run the same command again; finished shards are kept" if todo else None
         message = f"`{self._path}` cannot be written: {error.strerror}"
         raise OutputError(message, hint=hint) from error
 
@@ -143,8 +150,7 @@ def write_file(path: Path, chunks: Iterable[bytes], staging: Path) -> None:
     """
     temporary = staging / f"{os.getpid()}.{threading.get_ident()}.part"
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        staging.mkdir(parents=True, exist_ok=True)
+        staging.mkdir(exist_ok=True)  # what it lies in is there, or was unmounted
         fd = _create(temporary)
         try:
             try:
@@ -153,9 +159,10 @@ def write_file(path: Path, chunks: Iterable[bytes], staging: Path) -> None:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+            path.parent.mkdir(parents=True, exist_ok=True)
             temporary.replace(path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            _drop(temporary)
             raise
         sync_folder(path.parent)
 
@@ -163,6 +170,12 @@ def write_file(path: Path, chunks: Iterable[bytes], staging: Path) -> None:
 def _write(fd: int, view: memoryview) -> None:
     while view:
         view = view[os.write(fd, view) :]
+
+
+def _drop(temporary: Path) -> None:
+    """Remove what will not be whole, if the trouble with it allows; the next run does."""
+    with contextlib.suppress(OSError):
+        temporary.unlink()
 
 
 def sync_folder(folder: Path) -> None:

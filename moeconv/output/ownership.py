@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from moeconv.errors import OutputError
-from moeconv.output.codec import read_manifest, read_note
+from moeconv.errors import OutputError, VerifyError
+from moeconv.output.codec import MOST_BYTES, decode, read_manifest
 from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER
 from moeconv.output.place import check_place
 from moeconv.output.removal import check_removable
+from moeconv.paths import read_regular
+
+SEE_TO: Final = "see to the disk and what is on it, then run the same command again"
+"""What to do where the directory is not what it was when the run began."""
 
 _READABLE_CHARS: Final = 40
 
@@ -49,7 +53,7 @@ def check_begun(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
     OutputError
         It is one.
     """
-    theirs = read_note(root / WORK_FOLDER / "plan.json", dict[str, str])
+    theirs = noted_plan(root)
     if theirs is None:
         message = f"`{root / WORK_FOLDER / 'plan.json'}` cannot be read as JSON"
         raise OutputError(message, hint="give another `--out`, or `--overwrite` to replace it")
@@ -58,6 +62,24 @@ def check_begun(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
         message += _differences(theirs, identity)
         hint = "give another `--out`, the options it was begun with, or `--overwrite`"
         raise OutputError(message, hint=hint)
+
+
+def noted_plan(root: Path) -> dict[str, str] | None:
+    """Return the plan that has begun in a directory; `None` where there is none, or a broken note.
+
+    Raises
+    ------
+    OutputError
+        The disk does not let it be read.
+    """
+    path = root / WORK_FOLDER / "plan.json"
+    try:
+        return decode(read_regular(path, MOST_BYTES), dict[str, str], path.name)
+    except (FileNotFoundError, VerifyError):
+        return None
+    except OSError as error:
+        message = f"`{path}` cannot be read: {error.strerror}"
+        raise OutputError(message, hint=SEE_TO) from error
 
 
 def check_plan(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:

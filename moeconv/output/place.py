@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -53,6 +54,24 @@ def check_apart(root: Path, source: Path) -> None:
         if any(_identity(folder) in inside for folder in (above, *above.parents)):
             message = f"`{root}` lies inside the checkpoint `{source}`, where nothing is written"
             raise OutputError(message, hint="give an `--out` beside it")
+
+
+@contextlib.contextmanager
+def errors_below(root: Path) -> Iterator[None]:
+    """Name the file where the system refuses to look at one of a directory.
+
+    Raises
+    ------
+    OutputError
+        It does; an error of another place stays as it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error.filename, str) or not Path(error.filename).is_relative_to(root):
+            raise
+        with writing(Path(error.filename)):
+            raise
 
 
 def existing(root: Path) -> Path:

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-import filelock
-
 from moeconv.errors import OutputError, VerifyError
 from moeconv.output.codec import read_manifest, read_note
 from moeconv.output.durable import sync_folder, writing
+from moeconv.output.locks import Locks
 from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER, kept_name
 
 _SHARD: Final = re.compile(
@@ -69,13 +68,14 @@ def check_removable(root: Path, side_files: Iterable[str]) -> bool:
 
 def _check_alone(root: Path) -> None:
     """Refuse while another run holds any lock; the system frees those of dead processes."""
-    for path in sorted((root / WORK_FOLDER / "locks").glob("*")):
-        try:
-            with filelock.FileLock(path).acquire(timeout=0):
-                pass
-        except filelock.Timeout:
+    locks = Locks(root)
+    for name in locks.names():
+        lock = locks.take(name, wait=False)
+        if lock is None:
             message = f"another run is writing to `{root}`"
-            raise OutputError(message, hint="wait for it, or end it, then overwrite") from None
+            raise OutputError(message, hint="wait for it, or end it, then overwrite")
+        with lock:
+            pass
 
 
 def _foreign(root: Path, side_files: Iterable[str]) -> Iterator[str]:
