@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Final
 
-from drawings.svg import BLANK, INK, RANKS, box, label, line, picture
+from moeconv.bench.svg import BLANK, INK, RANKS, box, label, line, picture
 
 FIGURES: Final = Path(__file__).resolve().parent.parent / "figures"
 LOADERS: Final = {"stock": RANKS[1], "moeconv": RANKS[0]}

@@ -9,7 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Final
 
-from drawings.svg import BLANK, INK, RANKS, arrow, box, label, line, picture
+from drawings.svg import arrow
+from moeconv.bench.svg import BLANK, INK, RANKS, box, label, line, picture
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 LINE: Final = ("SRC", "Checkpoint", "Plan", "ShardRecords", "Manifest", "ok")

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from drawings.svg import BLANK, RANKS, arrow, box, bracket, grid, label, line, picture
+from drawings.svg import arrow, bracket, grid
+from moeconv.bench.svg import BLANK, RANKS, box, label, line, picture
 from moeconv.kernels.marlin import repack
 from moeconv.kernels.rowmaps import interleave_rows, shuffle_rows
 from moeconv.layouts import find_layout
