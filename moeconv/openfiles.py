@@ -94,6 +94,12 @@ class OpenFiles:
                 size = min(_ADVICE, begin + nbytes - at)
                 os.posix_fadvise(fd, at, size, os.POSIX_FADV_WILLNEED)
 
+    def _close_idle(self, most: int) -> None:
+        """Close files that nobody reads from, those first that were not read for longest."""
+        idle = [name for name, held in self._files.items() if not held.readers]
+        for name in idle[:most]:
+            os.close(self._files.pop(name).fd)
+
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[int]:
         """Hold a file open while the block runs."""
@@ -101,9 +107,8 @@ class OpenFiles:
             file = self._files.pop(name, None) or _File(open_regular(self.root / name))
             self._files[name] = file  # the last one read comes last
             file.readers += 1
-            idle = [other for other, held in self._files.items() if not held.readers]
-            for other in idle[: max(0, len(self._files) - _MOST_OPEN)]:
-                os.close(self._files.pop(other).fd)
+            if len(self._files) > _MOST_OPEN:
+                self._close_idle(len(self._files) - _MOST_OPEN)
         try:
             yield file.fd
         finally:

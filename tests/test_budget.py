@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeconv.conversion.budget import PIECE_BYTES, Limits, budget_for, default_workers, expert_sizes
+from moeconv.checkpoint.types import TensorRef
+from moeconv.conversion.budget import (
+    PIECE_BYTES,
+    Limits,
+    Sizes,
+    budget_for,
+    default_workers,
+    expert_sizes,
+)
 from moeconv.conversion.convert import convert
+from moeconv.conversion.pieces import Strips, pieces_of
 from moeconv.conversion.pipeline import Moved
 from moeconv.errors import UnsupportedError
 from moeconv.kernels.cpu import CpuKernels
@@ -17,8 +26,9 @@ from moeconv.kernels.cuda import CudaKernels
 from moeconv.kernels.torch import TorchBatch
 from moeconv.layouts.verbs import DeviceKernels
 from moeconv.output.directory import OutputDirectory
-from moeconv.planning.jobs import Converted
+from moeconv.planning.jobs import pass_on
 from moeconv.planning.plan import Plan
+from moeconv.tensors import TensorSpec
 from tests import runs
 from tests.fp4.models import Model
 from tests.sources import Tiny, write_tiny
@@ -72,9 +82,28 @@ def test_pieces_stay_small_where_memory_is_ample(plan):
     assert sizes.source > expert_sizes(plan.jobs).source
 
 
-def experts_of(plan: Plan) -> int:
-    tensors = (tensor for job in plan.jobs for tensor in job.tensors)
-    return sum(len(tensor.experts) for tensor in tensors if isinstance(tensor, Converted))
+sizes = st.lists(st.sampled_from([0, 1, 8, 300, 5000]), min_size=1, max_size=700)
+
+
+@given(sizes=sizes, most=st.integers(4, 9000))
+def test_what_passes_through_side_by_side_is_moved_together(plan, sizes, most):
+    refs = [
+        TensorRef(f"t{i}", TensorSpec("U8", (size,)), "file", 0) for i, size in enumerate(sizes)
+    ]
+    (job,) = pass_on(refs, "weights", sum(sizes) + 1)
+    layout = job.arranged(plan.id)
+    pieces = list(pieces_of(job, layout.entries, plan, Sizes(0, 0, most)))
+    at, read = len(layout.header), dict.fromkeys((ref.name for ref in refs), 0)
+    for piece in pieces:
+        assert isinstance(piece, Strips)
+        assert (piece.at, piece.size) == (at, sum(strip.size for strip in piece.strips))
+        assert piece.size <= most
+        at += piece.size
+        for strip in piece.strips:
+            assert strip.begin == read[strip.tensor.name]
+            read[strip.tensor.name] += strip.size
+    assert (at, [*read.values()]) == (layout.size, sizes)
+    assert len(pieces) <= 1 + sum(sizes) // (most // 2) + len(sizes) // 100
 
 
 @pytest.mark.parametrize("storage", ["per-expert", "stacked", "transposed", "plain"])
@@ -91,7 +120,7 @@ def test_one_expert_a_piece_or_all_of_them(make_checkpoint, tmp_path, storage, k
         events = list(convert(plan, checkpoint, directory, kernels, Limits(workers, host)))
         pieces.add(sum(isinstance(event, Moved) for event in events))
         assert runs.tree(out) == expected
-    assert min(pieces) < experts_of(plan) < max(pieces)
+    assert min(pieces) < 7 < max(pieces)  # all experts of a parameter, or the largest one by one
 
 
 @pytest.mark.parametrize(("kind", "flag"), [("modelopt", "--reconcile-scales"), ("gptoss", "")])

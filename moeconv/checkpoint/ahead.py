@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -58,12 +58,12 @@ class HubRanges:
         return len(view)
 
     @contextmanager
-    def ahead(self, spans: Sequence[Span]) -> Iterator[None]:
+    def ahead(self, spans: Iterable[Span]) -> Iterator[None]:
         """Fetch what the block will read, in the order in which it will."""
         if not self._ahead_bytes:
             yield
             return
-        window = _Window(self._fill, self._pool, spans, self._ahead_bytes)
+        window = _Window(self._fill, self._pool, list(spans), self._ahead_bytes)
         with self._lock:
             self._windows.append(window)
         try:

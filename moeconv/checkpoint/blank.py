@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ class BlankRanges:
         out.fill(0)
         return out.nbytes
 
-    def ahead(self, spans: Sequence[Span]) -> AbstractContextManager[None]:
+    def ahead(self, spans: Iterable[Span]) -> AbstractContextManager[None]:
         """Do nothing."""
         del spans
         return nullcontext()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from moeconv.checkpoint.header import POINTER, read_header
 from moeconv.checkpoint.sidefiles import MANIFEST_NAME, find_side_files, warnings_of_pointers
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from moeconv.checkpoint.types import SourceFile, TensorRef
     from moeconv.tensors import Bytes
 
+    _State: TypeAlias = tuple[int, int, int]
+
 _CHUNK_BYTES: Final = 1 << 20
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
@@ -30,7 +32,7 @@ class LocalRanges(OpenFiles):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self._first: dict[str, tuple[int, int, int]] = {}
+        self._first: dict[str, tuple[Path, _State]] = {}
 
     def read_range(self, file: str, begin: int, out: Bytes) -> int:
         """Fill `out` from an offset on; return how many bytes there were.
@@ -42,21 +44,26 @@ class LocalRanges(OpenFiles):
         SourceError
             It is no longer what it was at the first read.
         """
-        first = self._first.get(file) or self._first.setdefault(file, self._state(file))
+        path, first = self._first.get(file) or self._noted(file)
         done = super().read_range(file, begin, out)
-        if self._state(file) != first:
+        if _state(path) != first:
             message = f"`{file}` changed while it was read"
             raise SourceError(message, hint="let nothing write there; then run again")
         return done
 
-    def _state(self, name: str) -> tuple[int, int, int]:
-        found = (self.root / name).stat()
-        return found.st_ino, found.st_size, found.st_mtime_ns
+    def _noted(self, file: str) -> tuple[Path, _State]:
+        path = self.root / file
+        return self._first.setdefault(file, (path, _state(path)))
 
-    def ahead(self, spans: Sequence[Span]) -> AbstractContextManager[None]:
+    def ahead(self, spans: Iterable[Span]) -> AbstractContextManager[None]:
         """Leave reading ahead to the kernel."""
         del spans
         return nullcontext()
+
+
+def _state(path: Path) -> _State:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -35,7 +35,7 @@ class Ranges(Protocol):
     def read_range(self, file: str, begin: int, out: Bytes) -> int:
         """Fill `out` (contiguous bytes) from an offset on; return how many there were."""
 
-    def ahead(self, spans: Sequence[Span]) -> AbstractContextManager[None]:
+    def ahead(self, spans: Iterable[Span]) -> AbstractContextManager[None]:
         """Fetch what the block will read, in the order in which it will."""
 
     def close(self) -> None:

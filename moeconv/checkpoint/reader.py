@@ -14,7 +14,7 @@ import numpy as np
 from moeconv.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
     from moeconv.checkpoint.origin import Ranges, Span
@@ -58,7 +58,7 @@ class Reader:
         """How many bytes were read so far."""
         return self._ranges.bytes_read
 
-    def ahead(self, spans: Sequence[Span]) -> AbstractContextManager[None]:
+    def ahead(self, spans: Iterable[Span]) -> AbstractContextManager[None]:
         """Fetch what the block will read, in the order in which it will, where that helps."""
         return self._ranges.ahead(spans)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -22,6 +23,14 @@ class TensorRef:
     spec: TensorSpec
     file: str
     begin: int
+
+
+def stored_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return what a tensor of one expert is as a matrix: a vector or a scalar is one column."""
+    if not shape:
+        return 1, 1
+    rows, *rest = shape
+    return rows, math.prod(rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +62,7 @@ class Part:
     @property
     def stored_shape(self) -> tuple[int, int]:
         """Rows and columns of the whole stored matrix, in elements."""
-        shape = self.ref.spec.shape if self.expert is None else self.ref.spec.shape[1:]
-        if not shape:
-            return 1, 1
-        cols = 1
-        for size in shape[1:]:
-            cols *= size
-        return shape[0], cols
+        return stored_shape(self.ref.spec.shape[self.expert is not None :])
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Fill one shard: read, lay out and write overlap, over a fixed ring of reused buffers.
 
-Each piece (experts of one parameter, or a part of a tensor that passes through) borrows a slot.
+Each piece (experts of one parameter, or what passes through side by side) borrows a slot.
 Workers fill slots in any order; whoever fills the shard takes them back in file order, digests
 them and gives them back.
 """
@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
@@ -19,18 +18,19 @@ import xxhash
 
 from moeconv.checkpoint.reader import Reader
 from moeconv.conversion.budget import Limits, budget_for
+from moeconv.conversion.pieces import Experts, Piece, pieces_of
 from moeconv.conversion.reading import read_matrix, spans_of
 from moeconv.conversion.ring import Ring, Slot
 from moeconv.output.manifest import SourceDigest
 from moeconv.output.records import WRITTEN, ShardRecord, TensorRecord
-from moeconv.output.shard import Entry, ShardWriter
-from moeconv.planning.jobs import Converted, Job, Passthrough
+from moeconv.output.shard import ShardWriter
 from moeconv.planning.plan import Plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from moeconv.layouts.verbs import Kernels, Verb
+    from moeconv.layouts.verbs import Kernels
+    from moeconv.planning.jobs import Job
     from moeconv.tensors import Bytes
 
 
@@ -42,30 +42,6 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class _Experts:
-    """Consecutive experts of one parameter that one verb lays out, to `[at, at + size)`."""
-
-    tensor: Converted
-    at: int
-    size: int
-    experts: range
-    verb: Verb
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Bytes of a tensor that passes through, from `begin` on, to `[at, at + size)`."""
-
-    tensor: Passthrough
-    at: int
-    size: int
-    begin: int
-
-
-_Piece: TypeAlias = "_Experts | _Chunk"
-
-
-@dataclass(frozen=True, slots=True)
 class _Filled:
     """A piece that is written: a digest an expert, and those of what was read for them."""
 
@@ -73,7 +49,7 @@ class _Filled:
     sources: tuple[SourceDigest, ...] = ()
 
 
-_Pending: TypeAlias = "tuple[_Piece, Slot, Future[_Filled]]"
+_Pending: TypeAlias = "tuple[Piece, Slot, Future[_Filled]]"
 
 
 class Pipeline:
@@ -133,12 +109,11 @@ class Pipeline:
             self._reader.ahead(spans),
         ):
             try:
-                for entry in layout.entries:
-                    for piece in self._pieces(tensors[entry.name], entry):
-                        while (slot := self._ring.take_another(len(pending))) is None:
-                            yield self._take_back(pending.popleft(), shard, book)
-                        future = self._pool.submit(self._work, piece, slot, shard)
-                        pending.append((piece, slot, future))
+                for piece in pieces_of(job, layout.entries, self._plan, self._sizes):
+                    while (slot := self._ring.take_another(len(pending))) is None:
+                        yield self._take_back(pending.popleft(), shard, book)
+                    future = self._pool.submit(self._work, piece, slot, shard)
+                    pending.append((piece, slot, future))
                 while pending:
                     yield self._take_back(pending.popleft(), shard, book)
             finally:
@@ -151,36 +126,18 @@ class Pipeline:
         file = job.file
         yield ShardRecord(file, layout.size, sha256, WRITTEN, records, tuple(book.sources))
 
-    def _pieces(self, tensor: Converted | Passthrough, entry: Entry) -> Iterator[_Piece]:
-        if isinstance(tensor, Passthrough):
-            for begin in range(0, tensor.spec.nbytes, self._sizes.out):
-                size = min(self._sizes.out, tensor.spec.nbytes - begin)
-                yield _Chunk(tensor, entry.begin + begin, size, begin)
-            return
-        output, at = tensor.output, entry.begin
-        most = min(
-            self._sizes.source // max(output.matrix.nbytes, 1),
-            self._sizes.out // max(output.spec.nbytes, 1),
-        )
-        for verb, alike in groupby(tensor.experts, lambda expert: self._plan.verb(tensor, expert)):
-            experts = tuple(alike)
-            for first in range(experts[0], experts[-1] + 1, most):
-                batch = range(first, min(first + most, experts[-1] + 1))
-                size = len(batch) * output.spec.nbytes
-                yield _Experts(tensor, at, size, batch, verb)
-                at += size
-
-    def _work(self, piece: _Piece, slot: Slot, shard: ShardWriter) -> _Filled:
+    def _work(self, piece: Piece, slot: Slot, shard: ShardWriter) -> _Filled:
         out = slot.out[: piece.size]
-        if isinstance(piece, _Experts):
+        if isinstance(piece, Experts):
             filled = self._laid_out(piece, slot, out)
         else:
-            self._reader.read(piece.tensor.ref, piece.begin, out)
+            for strip, part in piece.parts(out):
+                self._reader.read(strip.tensor.ref, strip.begin, part)
             filled = _Filled()
         shard.write(piece.at, out)
         return filled
 
-    def _laid_out(self, piece: _Experts, slot: Slot, out: Bytes) -> _Filled:
+    def _laid_out(self, piece: Experts, slot: Slot, out: Bytes) -> _Filled:
         """Read the experts of a piece into a slot and lay them out there."""
         matrix, count = piece.tensor.output.matrix, len(piece.experts)
         outs = out.reshape(count, piece.tensor.output.spec.nbytes)
@@ -219,13 +176,14 @@ class _Book:
         self._experts: dict[str, list[str]] = {}
         self._whole: dict[str, xxhash.xxh3_128] = {}
 
-    def note(self, piece: _Piece, filled: _Filled, out: Bytes) -> None:
-        """Take in the digests of experts, or the bytes of a chunk."""
-        if isinstance(piece, _Experts):
+    def note(self, piece: Piece, filled: _Filled, out: Bytes) -> None:
+        """Take in the digests of experts, or the bytes of strips."""
+        if isinstance(piece, Experts):
             self._experts.setdefault(piece.tensor.name, []).extend(filled.xxh3)
             self.sources.extend(filled.sources)
-        else:
-            self._whole.setdefault(piece.tensor.name, xxhash.xxh3_128()).update(out)
+            return
+        for strip, part in piece.parts(out):
+            self._whole.setdefault(strip.tensor.name, xxhash.xxh3_128()).update(part)
 
     def digests(self, name: str) -> tuple[str, ...]:
         """Return one digest an expert, or that of the whole tensor."""

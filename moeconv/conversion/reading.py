@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -26,36 +26,34 @@ def read_matrix(
 
     Returns the digests of what was read, a source tensor each.
     """
-    filled = sum(
-        place.part.shape[0] * place.part.shape[1] * place.part.item_bytes for place in places
+    return tuple(
+        SourceDigest(part.ref.name, *part.span, xxhash.xxh3_128_hexdigest(raw))
+        for part, raw in read_parts(reader, places, out, scratch)
     )
-    if filled < out.nbytes:
+
+
+def read_parts(
+    reader: Reader, places: Sequence[Place], out: Bytes, scratch: Bytes
+) -> Iterator[tuple[Part, Bytes]]:
+    """Do the same; yield each part and the bytes that were read, valid until the next."""
+    windows = [(place, *place.part.shape, place.part.item_bytes) for place in places]
+    if sum(rows * cols * item_bytes for _, rows, cols, item_bytes in windows) < out.nbytes:
         out.fill(0)
-    sources = []
-    for place in places:
-        part = place.part
-        rows, cols = part.shape
-        window = out[place.row : place.row + rows, : cols * part.item_bytes]
-        raw = reader.read_part(part, window, scratch)
-        digest = xxhash.xxh3_128_hexdigest(raw)
-        sources.append(SourceDigest(part.ref.name, *part.span, digest))
-    return tuple(sources)
+    for place, rows, cols, item_bytes in windows:
+        window = out[place.row : place.row + rows, : cols * item_bytes]
+        yield place.part, reader.read_part(place.part, window, scratch)
 
 
-def spans_of(tensors: Iterable[Tensor], piece_bytes: int) -> list[Span]:
-    """Return what is read for these tensors, in this order; what passes through, in pieces."""
-    spans: list[Span] = []
+def spans_of(tensors: Iterable[Tensor], piece_bytes: int) -> Iterator[Span]:
+    """Yield what is read for these tensors, in this order; what passes through, in pieces."""
     for tensor in tensors:
         if isinstance(tensor, Passthrough):
             ref, size = tensor.ref, tensor.spec.nbytes
-            spans += [
-                Span(ref.file, ref.begin + begin, min(piece_bytes, size - begin))
-                for begin in range(0, size, piece_bytes)
-            ]
+            for begin in range(0, size, piece_bytes):
+                yield Span(ref.file, ref.begin + begin, min(piece_bytes, size - begin))
         else:
-            places = (place for expert in tensor.experts for place in tensor.places(expert))
-            spans += [span_of(place.part) for place in places]
-    return spans
+            for expert in tensor.experts:
+                yield from (span_of(place.part) for place in tensor.places(expert))
 
 
 def span_of(part: Part) -> Span:

@@ -5,15 +5,18 @@ Reads block and global scales only, once, for layouts that ask for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from moeconv.checkpoint.reader import Reader, reader_for
+from moeconv.conversion.budget import default_workers
 from moeconv.conversion.pipeline import Moved
-from moeconv.conversion.reading import read_matrix, scratch_for, span_of
+from moeconv.conversion.reading import read_parts, scratch_for, span_of
 from moeconv.errors import SourceError, UnsupportedError
 from moeconv.kernels.marlin import count_bytes
 from moeconv.kernels.scalars import are_powers
@@ -23,10 +26,16 @@ from moeconv.planning.plan import Known, Plan
 from moeconv.planning.sidecar import settle
 
 if TYPE_CHECKING:
+    from moeconv.checkpoint.origin import Span
     from moeconv.checkpoint.types import Checkpoint
     from moeconv.layouts.layout import Counts, Floats, Matrix
+    from moeconv.planning.jobs import Place
     from moeconv.planning.stacks import Stack
     from moeconv.tensors import Bytes
+
+
+_BATCH: Final = 16
+"""Experts that one thread looks at, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,43 +67,96 @@ def survey(plan: Plan, checkpoint: Checkpoint, reader: Reader) -> Iterator[Moved
         The source cannot be read, or holds global scales that cannot be reconciled.
     """
     known: dict[tuple[str, int | None], Facts] = {}
-    for stack, rank, cut in _cuts(plan):
-        matrices = plan.target.layout.surveyed(stack.geometry, cut)
-        seen = _Seen({}, {}, {})
-        reads = [(it, expert) for it in matrices for expert in range(stack.geometry.experts)]
-        parts = (place.part for it, expert in reads for place in places(stack, it, cut, expert))
-        with reader.ahead([span_of(part) for part in parts]):
-            for matrix, expert in reads:
-                seen.note(stack, matrix, expert, _read(reader, stack, matrix, cut, expert))
-                yield Moved(matrix.nbytes)
-        if matrices:
-            inexact = {name: tuple(experts) for name, experts in seen.inexact.items()}
-            found = Survey(seen.counts, seen.scales, stack.geometry.reciprocal, inexact)
+    with ThreadPoolExecutor(default_workers(), thread_name_prefix="moeconv-survey") as pool:
+        for stack, rank, cut in _cuts(plan):
+            matrices = plan.target.layout.surveyed(stack.geometry, cut)
+            if not matrices:
+                continue
+            look = _Look(reader, stack, cut, _empty(matrices, stack))
+            with reader.ahead(look.spans(matrices)):
+                for nbytes in pool.map(look.at, *zip(*_batches(matrices, stack), strict=True)):
+                    yield Moved(nbytes)
+            found = look.seen.survey(stack)
             if plan.target.reconciles:
                 _check_comparable(stack, found)
             known[stack.prefix, rank] = plan.target.layout.survey(found)
     yield settle(plan, checkpoint, known)
 
 
+def _batches(matrices: Iterable[Matrix], stack: Stack) -> Iterator[tuple[Matrix, range]]:
+    """Yield what one thread looks at: one kind of scale, of some experts."""
+    count = stack.geometry.experts
+    for matrix in matrices:
+        for first in range(0, count, _BATCH):
+            yield matrix, range(first, min(first + _BATCH, count))
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was read of a layer so far: the fields of `Survey`, while they grow."""
+    """What was read of a layer so far: the fields of `Survey`, while they fill."""
 
+    scale_bytes: int
     counts: dict[str, Counts]
     scales: dict[str, Floats]
     inexact: dict[str, list[int]]
 
-    def note(self, stack: Stack, matrix: Matrix, expert: int, values: Bytes) -> None:
-        """Take in the scales of one expert."""
-        (name,), experts = matrix.projections, stack.geometry.experts
+    def note(self, matrix: Matrix, expert: int, values: Bytes) -> None:
+        """Take in the scales of one expert; from any thread, since each has places of its own."""
+        (name,) = matrix.projections
         if matrix.part == "global_scale":
-            scales = self.scales.setdefault(name, np.empty(experts, np.float32))
-            scales[expert] = values.view(np.float32)[0, 0]
-        elif stack.geometry.scale_bytes == 1:
-            counts = self.counts.setdefault(name, np.zeros((experts, 256), np.int64))
-            counts[expert] = count_bytes(values)
-        elif not are_powers(values, stack.geometry.scale_bytes):
-            self.inexact.setdefault(name, []).append(expert)
+            self.scales[name][expert] = values.view(np.float32)[0, 0]
+        elif self.scale_bytes == 1:
+            self.counts[name][expert] = count_bytes(values)
+        elif not are_powers(values, self.scale_bytes):
+            self.inexact[name].append(expert)
+
+    def survey(self, stack: Stack) -> Survey:
+        """Return it once it is full."""
+        inexact = {name: tuple(sorted(experts)) for name, experts in self.inexact.items()}
+        return Survey(self.counts, self.scales, stack.geometry.reciprocal, inexact)
+
+
+def _empty(matrices: Iterable[Matrix], stack: Stack) -> _Seen:
+    """Return room for the scales of every expert."""
+    experts, scale_bytes = stack.geometry.experts, stack.geometry.scale_bytes
+    named = [(matrix.projections[0], matrix.part) for matrix in matrices]
+    blocks = [name for name, part in named if part != "global_scale"]
+    return _Seen(
+        scale_bytes,
+        {name: np.zeros((experts, 256), np.int64) for name in blocks if scale_bytes == 1},
+        {name: np.empty(experts, np.float32) for name, part in named if part == "global_scale"},
+        {name: [] for name in blocks if scale_bytes > 1},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Reads the scales of one layer."""
+
+    reader: Reader
+    stack: Stack
+    cut: Slice
+    seen: _Seen
+
+    def places(self, matrix: Matrix, expert: int) -> tuple[Place, ...]:
+        """Return where the scales of one expert are."""
+        return tuple(places(self.stack, matrix, self.cut, expert))
+
+    def spans(self, matrices: Iterable[Matrix]) -> Iterator[Span]:
+        """Yield what is read for these matrices, in this order."""
+        for matrix, experts in _batches(matrices, self.stack):
+            for expert in experts:
+                yield from (span_of(place.part) for place in self.places(matrix, expert))
+
+    def at(self, matrix: Matrix, experts: range) -> int:
+        """Take in the scales of some experts; return how many bytes they are."""
+        values = np.empty(matrix.shape, np.uint8)
+        for expert in experts:
+            where = self.places(matrix, expert)
+            scratch = np.empty(scratch_for(where, matrix), np.uint8)
+            deque(read_parts(self.reader, where, values, scratch), maxlen=0)
+            self.seen.note(matrix, expert, values)
+        return matrix.nbytes * len(experts)
 
 
 def survey_all(plan: Plan, checkpoint: Checkpoint) -> Plan:
@@ -167,11 +229,3 @@ def _cuts(plan: Plan) -> Iterator[tuple[Stack, int | None, Slice]]:
             if isinstance(tensor, Converted) and (tensor.stack.prefix, tensor.rank) not in seen:
                 seen.add((tensor.stack.prefix, tensor.rank))
                 yield tensor.stack, tensor.rank, tensor.cut
-
-
-def _read(reader: Reader, stack: Stack, matrix: Matrix, cut: Slice, expert: int) -> Bytes:
-    where = tuple(places(stack, matrix, cut, expert))
-    values = np.empty(matrix.shape, np.uint8)
-    scratch = np.empty(scratch_for(where, matrix), np.uint8)
-    read_matrix(reader, where, values, scratch)
-    return values

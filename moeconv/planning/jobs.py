@@ -131,6 +131,8 @@ def take(part: Part, *, rows: range | None = None, cols: range | None = None) ->
     """Return the given logical rows or columns of a part."""
     if part.transposed:
         rows, cols = cols, rows
+    if rows in {None, range(len(part.rows))} and cols in {None, range(len(part.cols))}:
+        return part
     return Part(
         part.ref,
         part.expert,

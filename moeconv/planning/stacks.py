@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moeconv.checkpoint.types import Part, TensorRef
+from moeconv.checkpoint.types import Part, TensorRef, stored_shape
 from moeconv.layouts.layout import Geometry
 
 if TYPE_CHECKING:
@@ -40,14 +40,13 @@ class Source:
     def part(self, expert: int) -> Part:
         """Return the whole matrix of one expert."""
         ref = self.refs[0] if self.stacked else self.refs[expert]
-        whole = Part(ref, expert if self.stacked else None, range(0), range(0), self.transposed)
-        stored_rows, stored_cols = whole.stored_shape
+        stored_rows, stored_cols = stored_shape(ref.spec.shape[self.stacked :])
         total = stored_cols if self.transposed else stored_rows
         start = self.first if self.step > 1 else self.first * (total // self.fused)
         stop = total if self.step > 1 else start + total // self.fused
         taken = range(start, stop, self.step)
         rows, cols = (range(stored_rows), taken) if self.transposed else (taken, range(stored_cols))
-        return Part(ref, whole.expert, rows, cols, self.transposed)
+        return Part(ref, expert if self.stacked else None, rows, cols, self.transposed)
 
 
 @dataclass(frozen=True, slots=True)
