@@ -7,15 +7,16 @@ for one batch while it goes up, is laid out and comes back; that is short, so th
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Lock
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moeconv.errors import UnsupportedError
 from moeconv.layouts.verbs import DeviceKernels
 
 if TYPE_CHECKING:
@@ -40,35 +41,52 @@ class Ring:
     ----------
     kernels
         What lays out. Where it has a device, host memory is pinned, so that copies run beside
-        everything else.
+        everything else: slot by slot, while those that are pinned are in use.
     budget
         How many slots and stations, and their sizes.
 
     Raises
     ------
     UnsupportedError
-        The device's driver cannot pin so much host memory, or the device cannot hold the stations.
+        The device's driver cannot pin one slot of host memory, or the device cannot hold the
+        stations. Where it pins only some slots, those are all there are.
     """
 
     def __init__(self, kernels: Kernels, budget: Budget) -> None:
-        self._kernels, self._slots = kernels, budget.slots
+        self._kernels, self._slots, self._sizes = kernels, budget.slots, budget.sizes
         self._free: SimpleQueue[Slot] = SimpleQueue()
         self._stations: SimpleQueue[Station] = SimpleQueue()
         self._sharing, self._lock = 0, Lock()
+        self._held, self._is_closing = ExitStack(), Event()
         # A map starts on a page, which lets a file be written past the page cache.
         memory = np.frombuffer(mmap.mmap(-1, budget.host_bytes), np.uint8)
-        for start in range(0, budget.host_bytes, budget.sizes.total):
-            self._free.put(_slot(memory[start:], budget.sizes))
-        with ExitStack() as held:
-            if isinstance(kernels, DeviceKernels):
-                held.enter_context(kernels.pinned(memory))
-                for _ in range(budget.stations):
-                    self._stations.put(kernels.station(budget.sizes.source, budget.sizes.out))
-            self._held = held.pop_all()
+        first, *rest = np.split(memory, budget.slots)
+        if isinstance(kernels, DeviceKernels):
+            for _ in range(budget.stations):
+                self._stations.put(kernels.station(budget.sizes.source, budget.sizes.out))
+        self._add(first)
+        self._adding = Thread(target=self._add_all, args=(rest,), name="moeconv-slots")
+        self._adding.start()
 
     def close(self) -> None:
         """Let go of what the device holds; nothing may be borrowed any more."""
+        self._is_closing.set()
+        self._adding.join()
         self._held.close()
+
+    def _add(self, memory: Bytes) -> None:
+        """Make a slot of some memory, pinned where there is a device."""
+        if isinstance(self._kernels, DeviceKernels):
+            self._held.enter_context(self._kernels.pinned(memory))
+        self._free.put(_slot(memory, self._sizes))
+
+    def _add_all(self, memories: Iterable[Bytes]) -> None:
+        """Add slots as long as they are wanted, and as many as the driver pins."""
+        with suppress(UnsupportedError):
+            for memory in memories:
+                if self._is_closing.is_set():
+                    return
+                self._add(memory)
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
