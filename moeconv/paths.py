@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from pathlib import Path, PurePosixPath
@@ -57,6 +58,18 @@ def read_regular(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"larger than {most} bytes", str(path))
     return data
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a regular file.
+
+    Raises
+    ------
+    OSError
+        It is no such file, or cannot be read.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check(found: os.stat_result, path: Path) -> None:

@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from moeconv import report
 from moeconv.checkpoint.index import open_checkpoint
+from moeconv.conversion.pipeline import Moved
 from moeconv.errors import MoeconvError, OutputError, UnsupportedError, VerifyError
 from moeconv.kernels.cpu import CpuKernels
-from moeconv.restoration.restore import Restored, restore
+from moeconv.layouts import LAYOUTS
+from moeconv.output.card import write_card
+from moeconv.output.codec import read_manifest
+from moeconv.restoration.restore import Restored, bytes_to_restore, restore
 from tests import published, runs
 from tests.fp4.models import KINDS, NVFP4_KINDS, Model
 from tests.runs import Wanted
-from tests.sources import write_safetensors
+from tests.sources import Tiny, write_safetensors, write_tiny
 from tests.test_crash import faulty
 
 if TYPE_CHECKING:
@@ -176,6 +181,84 @@ def test_each_kernel_set_restores(source, converted, tmp_path, kernels):
     assert restored(converted, tmp_path / "back", kernels) == digests(source)
 
 
+WRITERS: dict[str, Any] = {
+    "bf16": lambda root: write_tiny(root, Tiny(shards=3)),
+    "modelopt-nvfp4": lambda root: Model("modelopt", **FP4).write(root),
+    "ct-nvfp4": lambda root: Model("ct", **FP4).write(root),
+    "mxfp4": lambda root: Model("mxfp4", **FP4).write(root),
+    "mxfp4-float": lambda root: Model("mxfp4", **FP4).write(root, floats),
+    "ct-mxfp4": lambda root: Model("ct-mxfp4", **FP4).write(root),
+    "gptoss-mxfp4": lambda root: Model("gptoss", **FP4).write(root),
+}
+"""Who writes each scheme."""
+
+PADDED = {"quantization_config": {"config_groups": {"0": {"input_activations": {"num_bits": 8}}}}}
+"""What has compressed-tensors MXFP4 served by the engine's general method."""
+
+
+def floats(tensors: dict[str, Any]) -> None:
+    """Store block scales as the BF16 numbers that their exponents stand for."""
+    for name, (_, shape, data) in tensors.items():
+        if name.endswith("weight_scale"):
+            bits = np.frombuffer(data, np.uint8).astype(np.uint16) << 7
+            tensors[name] = ("BF16", shape, bits.tobytes())
+
+
+def dressed(source: Path) -> Path:
+    """Give a checkpoint what published ones have beside the tensors: tied heads, files, code."""
+    path = max(source.glob("*.safetensors"))
+    size = int.from_bytes(path.read_bytes()[:8], "little")
+    table, data = json.loads(path.read_bytes()[8 : 8 + size]), path.read_bytes()[8 + size :]
+    for name in ("model.embed_tokens.weight.tied", "lm_head.weight"):
+        end = len(data)
+        table[name] = {"dtype": "BF16", "shape": [3], "data_offsets": [end, end + 6]}
+        data += b"shared"
+    text = json.dumps({"__metadata__": {"format": "pt"}, **table}, indent=1).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    index = source / "model.safetensors.index.json"
+    told = json.loads(index.read_bytes())
+    told["weight_map"] |= dict.fromkeys(table, path.name)
+    index.write_text(json.dumps(told, indent=2))
+    for name, text in (
+        ("README.md", b"---\nlicense: mit\n---\n"),
+        ("LICENSE", b"free\r\n"),
+        ("modeling_tiny.py", b"raise SystemExit\n"),
+        ("tokenizer.model", bytes(range(256))),
+        ("chat/template.jinja", "\u00fc".encode()),
+        ("empty.txt", b""),
+    ):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_bytes(text)
+    return source
+
+
+@pytest.mark.parametrize(
+    ("layout", "scheme"),
+    [(layout.id, scheme) for layout in LAYOUTS for scheme in layout.schemes],
+)
+def test_every_layout_of_every_scheme_comes_back(layout, scheme, tmp_path):
+    """With several shards, tied heads and files of all kinds; with the sidecar's size as said."""
+    source, out = dressed(WRITERS[scheme](tmp_path / "source")), tmp_path / "out"
+    if (layout, scheme) == ("marlin-mxfp4", "ct-mxfp4"):
+        config = source / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_bytes()) | PADDED))
+    args = ("--layout", layout, "--out", out, "--device", "cpu")
+    planned = runs.invoke("convert", source, *args, "--dry-run", "--json")
+    (said,) = (json.loads(line) for line in planned.splitlines() if line.startswith("{"))
+    runs.invoke("convert", source, *args)
+    manifest = read_manifest(out)
+    assert (manifest.layout.id, {stack.scheme for stack in manifest.stacks}) == (layout, {scheme})
+    assert manifest.restore
+    assert said["sidecar_bytes"] == manifest.restore.nbytes
+    assert f"with {report.size(manifest.restore.nbytes)} more" in runs.invoke("inspect", out)
+    card = write_card("org/tiny", manifest, "", ()).decode()
+    assert f"{manifest.restore.nbytes:,} bytes in `restore/`" in card
+    assert restored(out, tmp_path / "back") == digests(source)
+    *_, again = restore(out, CpuKernels(), tmp_path / "back")
+    assert isinstance(again, Restored)
+    assert again.already, "every byte is in a digest"
+
+
 # What cannot be restored, and where.
 
 
@@ -184,6 +267,9 @@ def test_without_a_sidecar_it_says_what_is_missing(tmp_path):
     out = tmp_path / "out"
     runs.invoke("marlin-fp4", source, "--out", out, "--device", "cpu", "--no-sidecar")
     assert not (out / "restore").exists()
+    runs.invoke("verify", out, "--read-data", "--source", source, "--device", "cpu")
+    assert "cannot be restored" in runs.invoke("inspect", out)
+    assert b"cannot be had from these files" in write_card("org/tiny", read_manifest(out), "", ())
     with pytest.raises(UnsupportedError, match=r"--no-sidecar.*headers.*18 input_scale.*global"):
         restored(out, tmp_path / "back")
     assert not (tmp_path / "back").exists()
@@ -288,13 +374,107 @@ def test_killed_in_the_middle(source, converted, tmp_path):
     assert digests(tmp_path / "back") == digests(source)
 
 
-def test_of_what_an_earlier_run_restored_it_says_no_more_than_it_knows(source, converted, tmp_path):
-    steps = restore(converted, CpuKernels(), tmp_path / "back")
-    while not list((tmp_path / "back").glob("*.safetensors")):
+# What was restored before is read again, and held to the digests of the source.
+
+
+def begun(converted: Path, back: Path) -> Path:
+    """Restore until one weight file is whole; return that file."""
+    steps = restore(converted, CpuKernels(), back)
+    while not (files := sorted(back.glob("*.safetensors"))):
         next(steps)
     del steps
-    said = runs.moeconv("restore", converted, "--out", tmp_path / "back", "--device", "cpu")
-    words = " ".join((said.stdout + said.stderr).split())
+    return files[0]
+
+
+def damage(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def restored_by_command(converted: Path, back: Path) -> tuple[dict[str, Any], str]:
+    """Restore by the real command; return what it says to machines, and to people."""
+    done = runs.moeconv("restore", converted, "--out", back, "--device", "cpu", "--json")
+    assert done.returncode == 0, done.stderr
+    (line,) = runs.json_lines(done.stdout)
+    return line, " ".join(done.stderr.split())
+
+
+def test_a_file_of_an_earlier_run_is_read_again(source, converted, tmp_path):
+    begun(converted, tmp_path / "back")
+    line, said = restored_by_command(converted, tmp_path / "back")
     assert digests(tmp_path / "back") == digests(source)
-    assert "every byte of this run is" in words
-    assert "1 files of an earlier run have their sizes; they were not read" in words
+    assert (line["resumed"], line["redone"], line["already"]) == (1, [], False)
+    assert not said
+
+
+@pytest.mark.parametrize("at", [3, 20, 1000, -1], ids=["length", "header", "data", "end"])
+def test_a_damaged_file_of_an_earlier_run_is_written_again(source, converted, tmp_path, at):
+    file = begun(converted, tmp_path / "back")
+    damage(file, at)
+    line, said = restored_by_command(converted, tmp_path / "back")
+    assert digests(tmp_path / "back") == digests(source)
+    assert (line["resumed"], line["redone"]) == (0, [file.name])
+    assert f"`{file.name}` of an earlier run was damaged" in said
+
+
+def test_what_a_restore_moves_is_what_it_said(converted, tmp_path):
+    file = begun(converted, tmp_path / "back")
+    damage(file)
+    moved = sum(
+        event.nbytes
+        for event in restore(converted, CpuKernels(), tmp_path / "back")
+        if isinstance(event, Moved)
+    )
+    assert 0.9 * bytes_to_restore(read_manifest(converted)) < moved
+    assert moved <= bytes_to_restore(read_manifest(converted))
+
+
+def test_a_finished_restore_says_so_and_writes_nothing(source, converted, tmp_path):
+    back = tmp_path / "back"
+    restored(converted, back)
+    before = {path: path.stat().st_mtime_ns for path in [back, *back.rglob("*")]}
+    line, _ = restored_by_command(converted, back)
+    assert line["already"]
+    assert line["resumed"] == line["files"]
+    said = runs.invoke("restore", converted, "--out", back, "--device", "cpu")
+    assert "is already restored: every byte is as it was converted" in " ".join(said.split())
+    assert {path: path.stat().st_mtime_ns for path in [back, *back.rglob("*")]} == before
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "tokenizer.json"])
+def test_a_finished_restore_that_was_damaged_is_named_and_left_alone(converted, tmp_path, name):
+    back = tmp_path / "back"
+    restored(converted, back)
+    damage(back / name)
+    before = digests(back)
+    with pytest.raises(VerifyError, match=rf"`{name}` in `.*back` is not what was converted"):
+        restored(converted, back)
+    assert digests(back) == before
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "sub/mine.bin", "model-3.safetensors"])
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_file_of_somebody_else_among_restored_ones_is_named(
+    converted, tmp_path, name, is_finished
+):
+    back = tmp_path / "back"
+    if is_finished:
+        restored(converted, back)
+    else:
+        begun(converted, back)
+    (back / name).parent.mkdir(exist_ok=True)
+    (back / name).write_bytes(b"mine")
+    before = digests(back)
+    with pytest.raises(OutputError, match=rf"holds `{name}`, which is not of the checkpoint"):
+        restored(converted, back)
+    assert digests(back) == before
+
+
+def test_the_source_itself_is_already_restored(source, converted):
+    """Whoever names it by mistake loses nothing."""
+    before = digests(source)
+    *_, result = restore(converted, CpuKernels(), source)
+    assert isinstance(result, Restored)
+    assert result.already
+    assert digests(source) == before

@@ -145,7 +145,7 @@ def restore(
     """Write the original checkpoint back: its files, byte for byte.
 
     Weight files that the conversion did not read are not among them. The same command goes on
-    after an interruption.
+    after an interruption; it reads again what is there, all of it once the directory is whole.
     """
     from moeconv.commands.converted import run_restore
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -157,6 +158,7 @@ def run_rank(root: Path, *, tp: tuple[int, int], ep: tuple[int, int], as_json: b
 def run_restore(root: Path, out: Path, *, device: str, as_json: bool) -> None:
     """Write the source back, and say what was written."""
     result: Restored | None = None
+    started_s = time.monotonic()
     with report.progress() as bar:
         task = bar.add_task("restoring", total=bytes_to_restore(read_manifest(root)))
         for event in restore(root, pick(device), out):
@@ -167,21 +169,22 @@ def run_restore(root: Path, out: Path, *, device: str, as_json: bool) -> None:
     if result is None:
         message = "restoring ended without a result"
         raise AssertionError(message)
+    seconds = time.monotonic() - started_s
+    for name in result.redone:
+        report.warn(f"`{name}` of an earlier run was damaged, and was written again")
     if as_json:
         report.emit({"event": "restored", "out": str(out), **asdict(result)})
         return
-    there = f", {result.resumed} of which were there" if result.resumed else ""
-    if result.resumed:
-        report.good(f"restored to `{out}`: every byte of this run is as it was converted")
-        report.warn(
-            f"{result.resumed} files of an earlier run have their sizes; they were not read"
-        )
+    if result.already:
+        report.good(f"`{out}` is already restored: every byte is as it was converted")
     else:
         report.good(f"restored to `{out}`: every byte is as it was converted")
+    there = f", {result.resumed} of which were there" if result.resumed else ""
     report.table(
         "",
         (
             ("weights", f"{result.files} files and indexes, {report.size(result.nbytes)}{there}"),
             ("side files", str(result.side_files)),
+            ("time", f"{seconds:.1f} s, {report.rate(result.nbytes / max(seconds, 1e-9))}"),
         ),
     )

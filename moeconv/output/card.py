@@ -151,10 +151,21 @@ def _check(name: str, manifest: Manifest) -> Iterator[str]:
         "headers, then all bytes:"
     )
     yield f"```bash\nmoeconv verify {name}\nmoeconv verify {name} --read-data\n```"
-    if any(entry.path.startswith("restore/") for entry in manifest.files):
-        yield "## Restore"
-        yield "The original checkpoint, byte for byte:"
-        yield f"```bash\nmoeconv restore {name} --out ./original\n```"
+    yield "## Restore"
+    if manifest.restore is None:
+        yield (
+            "The original checkpoint cannot be had from these files: its headers, and what the "
+            "layout has no use for, were left out."
+        )
+        return
+    yield (
+        f"The original checkpoint, byte for byte; {manifest.restore.nbytes:,} bytes in `restore/` "
+        "are for this alone:"
+    )
+    yield (
+        f"```bash\nhf download {name} --local-dir ./converted\n"
+        "moeconv restore ./converted --out ./original\n```"
+    )
 
 
 def _contents(manifest: Manifest) -> Iterator[str]:

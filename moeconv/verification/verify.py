@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from moeconv.output.files import Files
 from moeconv.output.manifest import Entry, Manifest
 from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER
 from moeconv.output.shard import arrange, shard_metadata
-from moeconv.paths import open_regular
+from moeconv.paths import sha256_of
 from moeconv.restoration.inverse import Lost, compare_with_source
 from moeconv.restoration.witness import Witnessed
 from moeconv.tensors import TensorSpec
@@ -177,8 +176,7 @@ def _check_side_files(root: Path, manifest: Manifest, shards: Container[str]) ->
     for entry in manifest.files:
         if entry.path not in shards:
             try:
-                with os.fdopen(open_regular(root / entry.path), "rb") as file:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                found = sha256_of(root / entry.path)
             except OSError as error:
                 message = f"`{entry.path}` cannot be read: {error.strerror}"
                 raise VerifyError(message) from error
