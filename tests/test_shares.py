@@ -122,6 +122,38 @@ def test_shares_and_a_seal_are_a_single_run(source, expected, tmp_path, count):
     runs.invoke("verify", out, "--read-data", "--source", source)
 
 
+def test_a_source_with_a_card_is_sealed(source, tmp_path):
+    (source / "README.md").write_text("a card")
+    runs.invoke("trtllm", source, "--out", tmp_path / "expected", *MANY)
+    runs.invoke("trtllm", source, "--out", tmp_path / "out", *MANY, "--shard-of", "1/1")
+    runs.invoke("seal", tmp_path / "out")
+    assert runs.tree(tmp_path / "out") == runs.tree(tmp_path / "expected")
+
+
+def test_a_seal_that_rechecks_reads_what_each_share_wrote(source, expected, tmp_path):
+    out = tmp_path / "out"
+    args = ("trtllm", source, "--out", out, *MANY)
+    runs.invoke(*args, "--shard-of", "1/1")
+    file = out / sorted(runs.shards(out))[1]
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    done = runs.moeconv("seal", out, "--recheck")
+    assert done.returncode == 5, done.stdout
+    name = str(file.relative_to(out))
+    assert f"`{name}` is damaged, and has to be done again" in done.stderr
+    assert f"lacks 1 of {len(runs.shards(expected))} shards: `{name}`" in done.stderr
+    assert not (out / "moeconv.json").exists()
+    runs.invoke(*args, "--shard-of", "1/1")
+    runs.invoke("seal", out, "--recheck")
+    assert runs.tree(out) == runs.tree(expected)
+    runs.invoke("seal", out, "--recheck")
+    file.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    runs.invoke("seal", out)
+    again = runs.moeconv("seal", out, "--recheck")
+    assert again.returncode == 6
+    assert f"`{name}` is damaged" in again.stderr
+
+
 def test_shares_of_machines_that_share_nothing(source, expected, tmp_path):
     for number in (1, 2):
         out = tmp_path / f"machine{number}"

@@ -109,13 +109,19 @@ def rank(
 
 @verbs.command(
     epilog="Example: `moeconv seal ./converted`\n\n"
-    "Exit codes: 0 done, 2 usage, 5 shards are missing, 6 broken notes."
+    "Exit codes: 0 done, 2 usage, 5 shards are missing, 6 damage, or broken notes."
 )
 def seal(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="A directory that shares were written to.")
     ],
     *,
+    rechecks: Annotated[
+        bool,
+        typer.Option(
+            "--recheck", help="Read finished shards again; those with other bytes are missing."
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON line to stdout, for machines.")
     ] = False,
@@ -127,7 +133,7 @@ def seal(
     """
     from moeconv.commands.converted import run_seal
 
-    run_seal(out, as_json=as_json)
+    run_seal(out, rechecks=rechecks, as_json=as_json)
 
 
 @verbs.command(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from moeconv.checkpoint.hashing import hashed
 from moeconv.commands.options import Options
 from moeconv.commands.preview import surveyed, target_of
 from moeconv.commands.push import Sink, sink_for
+from moeconv.commands.recheck import recheck, recheck_finished
 from moeconv.commands.space import check_space, telling_what_is_missing
 from moeconv.commands.summary import Finished, show_result
 from moeconv.conversion.budget import budget_for
@@ -36,8 +36,7 @@ from moeconv.planning.target import Wish, choose_layout, out_name
 from moeconv.planning.traits import kinds_of, model_of
 from moeconv.publishing.uploads import Sent
 from moeconv.sourcing import is_local, open_source
-from moeconv.verification.digests import Subset
-from moeconv.verification.verify import check_files, verify
+from moeconv.verification.verify import check_files
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
@@ -121,7 +120,7 @@ def _fill(decided: _Decided, sink: Sink, options: Options, kernels: Kernels) -> 
     directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
     directory.keep_facts(facts_entries(plan.facts or {}))
     if options.recheck:
-        _recheck(plan, directory)
+        recheck(directory, [job.file for job in plan.jobs], "is done again")
     sink.adopt(directory, plan)
     if options.hash_source:
         report.note("reading the source once for the SHA-256 of its files")
@@ -140,7 +139,7 @@ def _is_done(plan: Plan, out: Path, sink: Sink, options: Options) -> bool:
         return True
     check_files(out, read_manifest(out))
     if options.recheck:
-        deque(verify(out, pick("cpu"), read_data=Subset()), maxlen=0)
+        recheck_finished(out)
     report.good(f"`{out}` is already converted with these options; nothing to do")
     if options.as_json:
         report.emit({"event": "done", "out": str(out), "plan_id": plan.id})
@@ -180,12 +179,6 @@ def _drive(
 def _done_bytes(plan: Plan, numbers: Iterable[int], directory: OutputDirectory) -> int:
     jobs = ((number, plan.jobs[number]) for number in numbers)
     return sum(job.nbytes for number, job in jobs if directory.record(number, job.file))
-
-
-def _recheck(plan: Plan, directory: OutputDirectory) -> None:
-    for number, job in enumerate(plan.jobs):
-        if directory.drop_damaged(number, job.file):
-            report.warn(f"`{job.file}` is damaged, and is done again")
 
 
 def _show_share(out: Path, options: Options) -> None:

@@ -7,10 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from moeconv import report
+from moeconv.commands.recheck import recheck, recheck_finished
 from moeconv.conversion.seal import seal
 from moeconv.errors import UnsupportedError, VerifyError
 from moeconv.kernels import pick
 from moeconv.output.codec import read_manifest
+from moeconv.output.directory import OutputDirectory
 from moeconv.output.remote import RemoteModel, is_repository
 from moeconv.restoration.restore import Restored, bytes_to_restore, restore
 from moeconv.serving import open_converted
@@ -19,8 +21,15 @@ from moeconv.verification.remote import compare_source, verify_remote
 from moeconv.verification.verify import Verified, bytes_to_move, verify
 
 
-def run_seal(out: Path, *, as_json: bool) -> None:
+def run_seal(out: Path, *, rechecks: bool, as_json: bool) -> None:
     """Join shares, and say what was made."""
+    if rechecks:
+        directory = OutputDirectory.begun(out)
+        if directory.finished:
+            recheck_finished(out)
+        else:
+            files = [entry.path for entry in directory.draft().files]
+            recheck(directory, files, "has to be done again")
     manifest = seal(out)
     if as_json:
         report.emit({"event": "done", "out": str(out), "plan_id": manifest.plan_id})

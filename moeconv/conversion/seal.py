@@ -8,6 +8,7 @@ from moeconv.errors import OutputError
 from moeconv.output.completing import complete, together
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest
+from moeconv.output.names import kept_name
 from moeconv.output.records import ShardRecord
 
 _SHOWN = 5
@@ -44,7 +45,7 @@ def seal(out: Path) -> Manifest:
         raise OutputError(message, hint=hint)
     with directory.present(), directory.sealing() as is_mine:
         if is_mine:
-            names = draft.plan["side files"].splitlines()
+            names = [kept_name(name) for name in draft.plan["side files"].splitlines()]
             absent = [name for name in names if not (out / name).is_file()]
             if absent:
                 message = f"`{out}` lacks `{absent[0]}`, a small file of the checkpoint"
