@@ -57,7 +57,7 @@ def checkpoint_again(files: Files, manifest: Manifest, sidecar: SidecarEntry) ->
             tensors.setdefault(ref.name, ref)
     names = {file.name for file in manifest.source.files}
     return Checkpoint(
-        origin=LocalOrigin(files.root),
+        origin=LocalOrigin(files.root, commit=manifest.source.revision),
         name=manifest.source.name,
         config=read_config(files.root),
         tensors=tensors,
