@@ -28,15 +28,26 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from moeconv import serving as serving
     from moeconv.api import convert as convert
+    from moeconv.api import hash_source as hash_source
     from moeconv.api import make_plan as make_plan
     from moeconv.api import open_checkpoint as open_checkpoint
     from moeconv.api import verify as verify
     from moeconv.errors import MoeconvError as MoeconvError
 
-__all__ = ["MoeconvError", "convert", "make_plan", "open_checkpoint", "serving", "verify"]
+__all__ = [
+    "MoeconvError",
+    "convert",
+    "hash_source",
+    "make_plan",
+    "open_checkpoint",
+    "serving",
+    "verify",
+]
 
 _HOMES: Final = {
-    **dict.fromkeys(("convert", "make_plan", "open_checkpoint", "verify"), "moeconv.api"),
+    **dict.fromkeys(
+        ("convert", "hash_source", "make_plan", "open_checkpoint", "verify"), "moeconv.api"
+    ),
     "MoeconvError": "moeconv.errors",
 }
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moeconv.checkpoint.hashing import hashed
 from moeconv.conversion.budget import Limits
 from moeconv.conversion.convert import convert as run
 from moeconv.conversion.pipeline import Moved
+from moeconv.conversion.provenance import note_digests
 from moeconv.conversion.survey import check_share, survey_all
 from moeconv.errors import VerifyError
 from moeconv.kernels import pick
@@ -29,7 +31,7 @@ from moeconv.verification.verify import verify as run_verify
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
 
-__all__ = ["convert", "make_plan", "open_checkpoint", "verify"]
+__all__ = ["convert", "hash_source", "make_plan", "open_checkpoint", "verify"]
 
 _MOST_LOST = 0.01
 """Share of a layer's block scales that may be lost; the command line can allow more."""
@@ -74,6 +76,26 @@ def make_plan(
     prints = fingerprint(chosen, pick("cpu"))
     target = Target(chosen, prints, tp, max_shard_bytes, None, wish.reconciles)
     return plan_for(checkpoint, found, experts, target)
+
+
+def hash_source(checkpoint: Checkpoint) -> Checkpoint:
+    """Read each weight file of a checkpoint whole, for its SHA-256.
+
+    `convert` keeps the digests in the manifest, also in that of a finished conversion. Where the
+    Hub or its cache gave one, it is confirmed.
+
+    Parameters
+    ----------
+    checkpoint
+        An open checkpoint.
+
+    Raises
+    ------
+    SourceError
+        A file cannot be read, or is not what the Hub or its cache say it is.
+    """
+    *_, found = (event for event in hashed(checkpoint) if not isinstance(event, int))
+    return found
 
 
 def convert(
@@ -122,7 +144,7 @@ def convert(
     check_share(known, _MOST_LOST)
     directory = OutputDirectory(root, plan.id, plan.identity)
     if directory.finished:
-        yield directory.manifest()
+        yield note_digests(directory, checkpoint.files)
         return
     directory.keep_facts(facts_entries(known))
     yield from run(plan, checkpoint, directory, pick(device), limits or Limits(2))

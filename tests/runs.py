@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,6 +119,25 @@ def moeconv(
         timeout=timeout_s,
         check=False,
     )
+
+
+def on_a_terminal(*args: str | Path) -> str:
+    """Run the real command with a terminal for its messages; return what it showed there."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, args)],
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal, on Linux
+        while piece := os.read(ours, 1 << 16):
+            shown += piece
+    os.close(ours)
+    assert process.wait(timeout=60) == 0, shown
+    return shown.decode()
 
 
 def invoke(*args: str | Path) -> str:

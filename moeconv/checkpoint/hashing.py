@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,21 +13,27 @@ if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint, SourceFile
 
 
-def hashed(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with the SHA-256 of each weight file, as it was read.
+def hashed(checkpoint: Checkpoint) -> Iterator[int | Checkpoint]:
+    """Read each weight file; yields bytes as they are read, the checkpoint with digests last.
+
+    A digest that the Hub or its cache gave keeps where it is from, and is confirmed.
 
     Raises
     ------
     SourceError
         A file cannot be read, or is not what the Hub or its cache say it is.
     """
-    return replace(checkpoint, files=tuple(_hashed(checkpoint, it) for it in checkpoint.files))
+    files: tuple[SourceFile, ...] = ()
+    for file in checkpoint.files:
+        files = (*files, (yield from _hashed(checkpoint, file)))
+    yield replace(checkpoint, files=files)
 
 
-def _hashed(checkpoint: Checkpoint, file: SourceFile) -> SourceFile:
+def _hashed(checkpoint: Checkpoint, file: SourceFile) -> Generator[int, None, SourceFile]:
     sha256 = hashlib.sha256()
     for chunk in checkpoint.origin.chunks(file.name):
         sha256.update(chunk)
+        yield len(chunk)
     found = sha256.hexdigest()
     if file.sha256 not in {None, found}:
         message = (
@@ -34,4 +41,5 @@ def _hashed(checkpoint: Checkpoint, file: SourceFile) -> SourceFile:
             f"found {found}"
         )
         raise SourceError(message, hint="fetch this file again")
-    return replace(file, sha256=found, sha256_from="read")
+    where = f"{file.sha256_from} and read" if file.sha256 and not file.was_read else "read"
+    return replace(file, sha256=found, sha256_from=file.sha256_from if file.was_read else where)

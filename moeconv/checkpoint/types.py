@@ -102,7 +102,8 @@ class SourceFile:
     sha256
         Of the whole file; `None` where it is not known.
     sha256_from
-        Where that is from: `hub metadata`, `cache blob name` or `read`.
+        Where that is from: `hub metadata`, `cache blob name`, `read`, or the first two with
+        ` and read`, where reading the file confirmed it.
     """
 
     name: str
@@ -111,6 +112,16 @@ class SourceFile:
     probe_xxh3: str | None
     sha256: str | None = None
     sha256_from: str | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the Hub gave its SHA-256."""
+        return (self.sha256_from or "").startswith("hub metadata")
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the whole file was read for its SHA-256."""
+        return (self.sha256_from or "").endswith("read")
 
 
 @dataclass(frozen=True, slots=True)

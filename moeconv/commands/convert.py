@@ -20,6 +20,7 @@ from moeconv.commands.summary import Finished, show_result
 from moeconv.conversion.budget import budget_for
 from moeconv.conversion.convert import convert
 from moeconv.conversion.pipeline import Moved
+from moeconv.conversion.provenance import note_digests
 from moeconv.kernels import pick
 from moeconv.output.codec import read_manifest
 from moeconv.output.directory import OutputDirectory
@@ -91,7 +92,7 @@ def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
     """Do what is left to do, and say what became of it."""
     checkpoint, plan, out = decided.checkpoint, decided.plan, decided.out
     sink = sink_for(options, plan, out)
-    if sink.is_there(checkpoint) or _is_done(plan, out, sink, options):
+    if sink.is_there(checkpoint) or _is_done(decided, sink, options):
         return
     started_s = time.monotonic()
     kept = OutputDirectory.kept_facts(out, plan.id)
@@ -123,24 +124,39 @@ def _fill(decided: _Decided, sink: Sink, options: Options, kernels: Kernels) -> 
         recheck(directory, [job.file for job in plan.jobs], "is done again")
     sink.adopt(directory, plan)
     if options.hash_source:
-        report.note("reading the source once for the SHA-256 of its files")
-        checkpoint = hashed(checkpoint)
+        checkpoint = _hashed(checkpoint)
     events = convert(plan, checkpoint, directory, kernels, options.limits)
     return _drive(sink.along(directory, events), plan, directory, options)
 
 
-def _is_done(plan: Plan, out: Path, sink: Sink, options: Options) -> bool:
-    """Say whether nothing is left to convert; then what is left of publishing is done."""
+def _hashed(checkpoint: Checkpoint) -> Checkpoint:
+    """Read the source's files for their SHA-256."""
+    with report.progress() as bar:
+        total = sum(file.size for file in checkpoint.files)
+        task = bar.add_task("hashing the source", total=total)
+        for event in hashed(checkpoint):
+            if not isinstance(event, int):
+                return event
+            bar.advance(task, event)
+    return checkpoint
+
+
+def _is_done(decided: _Decided, sink: Sink, options: Options) -> bool:
+    """Say whether nothing is left to convert; then what is left beside it is done."""
+    plan, out = decided.plan, decided.out
     if options.overwrite or not is_finished(out, plan.id):
         return False
-    OutputDirectory(out, plan.id, plan.identity)  # tidies up what a crash may have left
+    directory = OutputDirectory(out, plan.id, plan.identity)  # tidies up what a crash left
+    if options.hash_source:
+        note_digests(directory, _hashed(decided.checkpoint).files)
     if options.push:
         sink.finish(read_manifest(out))
         return True
     check_files(out, read_manifest(out))
     if options.recheck:
         recheck_finished(out)
-    report.good(f"`{out}` is already converted with these options; nothing to do")
+    done = "the SHA-256 of its source is noted" if options.hash_source else "nothing to do"
+    report.good(f"`{out}` is already converted with these options; {done}")
     if options.as_json:
         report.emit({"event": "done", "out": str(out), "plan_id": plan.id})
     return True

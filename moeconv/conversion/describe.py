@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
+from moeconv.conversion.provenance import source_entry
 from moeconv.output.completing import together
 from moeconv.output.manifest import (
     FORMAT,
@@ -15,7 +16,6 @@ from moeconv.output.manifest import (
     Manifest,
     SidecarEntry,
     SourceEntry,
-    SourceFileEntry,
     TensorEntry,
     WeightEntry,
 )
@@ -56,17 +56,7 @@ def draft(plan: Plan, checkpoint: Checkpoint) -> Manifest:
             revision=checkpoint.origin.commit,
             model_types=tuple(model_types(checkpoint.config)),
             family=plan.family.name,
-            files=tuple(
-                SourceFileEntry(
-                    file.name,
-                    file.size,
-                    file.header_sha256,
-                    file.probe_xxh3,
-                    file.sha256,
-                    file.sha256_from,
-                )
-                for file in checkpoint.files
-            ),
+            files=tuple(source_entry(file) for file in checkpoint.files),
         ),
         tools={name: _version(name) for name in _TOOLS},
         stacks=stack_entries(plan),

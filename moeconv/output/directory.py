@@ -199,6 +199,13 @@ class OutputDirectory:
         """Write the manifest last, then drop the work folder."""
         self._write(self.root / MANIFEST_NAME, encode_sealed(manifest))
 
+    def reseal(self, manifest: Manifest) -> None:
+        """Write the manifest of a sealed directory anew."""
+        with writing(self._work):
+            self._work.mkdir(exist_ok=True)
+        self.seal(manifest)
+        self.clean()
+
     def clean(self) -> None:
         """Remove the work folder of a sealed directory."""
         shutil.rmtree(self._work, ignore_errors=True)

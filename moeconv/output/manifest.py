@@ -51,7 +51,8 @@ class SourceFileEntry:
     sha256
         Of the whole file; `None` where it is not known.
     sha256_from
-        Where that is from: `hub metadata`, `cache blob name`, or `read` with `--hash-source`.
+        Where that is from: `hub metadata`, `cache blob name`, or `read` with `--hash-source`; the
+        first two end in ` and read` where reading the file confirmed them.
     """
 
     name: str

@@ -266,7 +266,7 @@ def _identity(checkpoint: Checkpoint, target: Target, family: Family) -> dict[st
             f.name,
             f.size,
             f.header_sha256,
-            f.sha256 if f.sha256_from == "hub metadata" else f.probe_xxh3,
+            f.sha256 if f.is_told else f.probe_xxh3,
         ]
         for f in checkpoint.files
     ]
