@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from moeconv.checkpoint.index import open_checkpoint, open_origin
-from moeconv.errors import SourceError
+from moeconv.checkpoint.local import LocalOrigin
+from moeconv.checkpoint.sidefiles import MANIFEST_NAME
+from moeconv.errors import SourceError, UnsupportedError
 from moeconv.families import FAMILIES
 
 if TYPE_CHECKING:
+    from moeconv.checkpoint.origin import Origin
     from moeconv.checkpoint.types import Checkpoint
 
 _WORD: Final = r"[A-Za-z0-9][\w.-]*"
@@ -42,19 +45,31 @@ def open_source(source: str, *, keep: bool = False) -> Checkpoint:
     UnsupportedError
         It is converted already, or holds no safetensors weights.
     """
-    found = None if is_local(source) else _repository(source)
-    if found is None:
+    origin = find_origin(source)
+    if origin.repo is None:
         return open_checkpoint(source)
-    from moeconv.checkpoint.hub import HubOrigin, fetch, find_on_hub
+    if origin.holds(MANIFEST_NAME):
+        message = f"`{source}` is already converted: it holds `{MANIFEST_NAME}`"
+        hint = f"point at the original checkpoint; `moeconv inspect {source}` shows this one"
+        raise UnsupportedError(message, hint=hint)
+    from moeconv.checkpoint.hub import HubOrigin, fetch
 
-    repo, revision = found
-    origin = find_on_hub(repo, revision)
     checkpoint = open_origin(origin)
     if keep and isinstance(origin, HubOrigin):
         checkpoint = open_origin(fetch(checkpoint, origin))
-    which = "" if repo in source else f"`{repo}` "
+    which = "" if origin.repo in source else f"`{origin.repo}` "
     note = f"`{source}` is {which}on the Hub, at commit {origin.commit}"
     return replace(checkpoint, notes=(note,))
+
+
+def find_origin(source: str) -> Origin:
+    """Return the place that a person named, be it a checkpoint or not; see `open_source`."""
+    found = None if is_local(source) else _repository(source)
+    if found is None:
+        return LocalOrigin(Path(source))
+    from moeconv.checkpoint.hub import find_on_hub
+
+    return find_on_hub(*found)
 
 
 def is_local(source: str) -> bool:

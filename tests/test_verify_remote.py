@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -41,6 +42,23 @@ def test_it_is_as_the_directory(hub: FakeHub, published: str, converted: Path):
     assert there["out"] == f"{NAME}@{published}"
     sizes = sum(path.stat().st_size for path in converted.rglob("*.safetensors"))
     assert sum(seen.sent for seen in hub.seen("GET", "/cdn/")) < sizes / 2
+
+
+def test_a_look_is_as_at_the_directory(hub: FakeHub, published: str, converted: Path):
+    def look(where: str | Path) -> dict[str, Any]:
+        (found,) = runs.json_lines(runs.invoke("inspect", where, "--json"))
+        return found
+
+    here, there = look(converted), look(NAME)
+    assert there["root"] == f"{NAME}@{published}"
+    for found, where in ((here, converted), (there, f"{NAME} --revision {published}")):
+        assert not found["findings"]
+        starts = [engine.pop("start") for engine in found["converted"]["engines"]]
+        assert starts
+        assert all(f" {where} --" in start for start in starts)
+    assert {**here, "root": "", "name": ""} == {**there, "root": "", "name": ""}
+    assert f"moeconv verify {NAME}@{published}" in runs.invoke("inspect", NAME)
+    assert not hub.seen("GET", "/cdn/")
 
 
 def test_every_byte_is_read(hub: FakeHub, published: str, converted: Path):

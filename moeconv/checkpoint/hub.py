@@ -17,8 +17,8 @@ from moeconv.checkpoint.header import header_bytes, parse_header
 from moeconv.checkpoint.hubcalls import TIMEOUT_S, ask, in_words
 from moeconv.checkpoint.local import LocalOrigin
 from moeconv.checkpoint.remote import RemoteFile
-from moeconv.checkpoint.sidefiles import MANIFEST_NAME, check_name, is_side_file
-from moeconv.errors import SourceError, UnsupportedError
+from moeconv.checkpoint.sidefiles import check_name, is_side_file
+from moeconv.errors import SourceError
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint, SourceFile, TensorRef
@@ -128,8 +128,6 @@ def find_on_hub(repo: str, revision: str | None) -> HubOrigin | LocalOrigin:
     ------
     SourceError
         There is no such repository or revision for this person, or no network.
-    UnsupportedError
-        It is converted already.
     """
     what = f"{repo}@{revision}" if revision else repo
     if constants.HF_HUB_OFFLINE:
@@ -142,10 +140,6 @@ def find_on_hub(repo: str, revision: str | None) -> HubOrigin | LocalOrigin:
         file.rfilename: (file.size or 0, file.lfs.sha256 if file.lfs else None)
         for file in info.siblings or ()
     }
-    if MANIFEST_NAME in files:
-        message = f"`{what}` is already converted: it holds `{MANIFEST_NAME}`"
-        hint = f"point at the original checkpoint; `moeconv verify {what}` looks at this one"
-        raise UnsupportedError(message, hint=hint)
     commit = info.sha or ""
     return HubOrigin(repo, commit, files, {it: RemoteFile(repo, commit, it) for it in files})
 
@@ -196,6 +190,4 @@ def _cached(repo: str, revision: str | None, what: str) -> LocalOrigin:
         message = f"`{what}` is not in the cache, and `HF_HUB_OFFLINE` is set"
         hint = f"unset it, or fetch it where there is a network: `hf download {repo}`"
         raise SourceError(message, hint=hint) from error
-    origin = LocalOrigin(folder, repo, folder.name)
-    origin.check()
-    return origin
+    return LocalOrigin(folder, repo, folder.name)

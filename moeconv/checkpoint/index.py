@@ -54,7 +54,7 @@ def open_origin(origin: Origin) -> Checkpoint:
     UnsupportedError
         It holds no safetensors weights.
     """
-    config = _read_json(origin, "config.json")
+    config = config_of(origin)
     weight_map = _weight_map(origin)
     names = sorted(set(weight_map.values())) if weight_map else _loose_shards(origin)
     warnings: list[str] = []
@@ -90,7 +90,18 @@ def read_config(root: Path) -> dict[str, Json]:
     SourceError
         There is none, or it is broken.
     """
-    return _read_json(LocalOrigin(root), "config.json")
+    return config_of(LocalOrigin(root))
+
+
+def config_of(origin: Origin) -> dict[str, Json]:
+    """Return the same, wherever it is.
+
+    Raises
+    ------
+    SourceError
+        There is none, or it is broken.
+    """
+    return _read_json(origin, "config.json")
 
 
 def _read_json(origin: Origin, name: str) -> dict[str, Json]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from moeconv.checkpoint.index import read_config
+from moeconv.checkpoint.index import config_of, read_config
 from moeconv.errors import MoeconvError, SourceError, UnsupportedError
 from moeconv.families import FAMILIES
 from moeconv.inspection.inspected import (
@@ -22,7 +22,7 @@ from moeconv.inspection.inspected import (
     groups_of,
 )
 from moeconv.layouts import LAYOUTS, find_layout
-from moeconv.output.codec import read_manifest
+from moeconv.output.codec import MOST_BYTES, parse_manifest, read_manifest
 from moeconv.output.manifest import Manifest, StackEntry
 from moeconv.output.names import MANIFEST_NAME
 from moeconv.paths import is_there
@@ -34,7 +34,7 @@ from moeconv.planning.recognition import pick_family, reading_families
 from moeconv.planning.stacks import Experts, Stack
 from moeconv.planning.target import Wish, choose_layout
 from moeconv.planning.traits import Kind, Model, kind_of, kinds_of, model_of
-from moeconv.sourcing import open_source
+from moeconv.sourcing import find_origin, open_source
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint, Json
@@ -50,7 +50,13 @@ def inspect_source(source: str, family_name: str | None = None) -> Inspection:
     try:
         root = Path(source)
         if is_there(root / MANIFEST_NAME):
-            return _converted(root, read_manifest(root))
+            manifest, config = read_manifest(root), read_config(root)
+            return _converted(_Place(source, root.resolve().name, source), manifest, config)
+        origin = find_origin(source)
+        if origin.repo and origin.holds(MANIFEST_NAME):
+            manifest = parse_manifest(origin.read(MANIFEST_NAME, MOST_BYTES))
+            place = _Place(origin.where, origin.name, f"{origin.repo} --revision {origin.commit}")
+            return _converted(place, manifest, config_of(origin))
         return _checkpoint(open_source(source), family_name)
     except MoeconvError as problem:
         return Inspection(
@@ -214,7 +220,16 @@ def _engine(answer: Answer, start: str | None = None) -> EngineSight:
     )
 
 
-def _converted(root: Path, manifest: Manifest) -> Inspection:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a converted model is, what it is called, and what an engine is to load."""
+
+    where: str
+    name: str
+    loaded: str
+
+
+def _converted(place: _Place, manifest: Manifest, config: Mapping[str, Json]) -> Inspection:
     stacks = manifest.stacks
     sizes: dict[str, int] = {}
     for tensor in manifest.tensors:
@@ -222,8 +237,8 @@ def _converted(root: Path, manifest: Manifest) -> Inspection:
     experts = {stack.experts for stack in stacks}
     return Inspection(
         event="inspection",
-        root=str(root),
-        name=root.resolve().name,
+        root=place.where,
+        name=place.name,
         checkpoint=None,
         converted=ConvertedSight(
             layout=manifest.layout.id,
@@ -249,7 +264,7 @@ def _converted(root: Path, manifest: Manifest) -> Inspection:
                 Counter(file.sha256_from for file in manifest.source.files if file.sha256_from)
             ),
             tools=manifest.tools,
-            engines=tuple(loaders(root, manifest, read_config(root))),
+            engines=tuple(loaders(place.loaded, manifest, config)),
         ),
         groups=groups_of(
             (stack.layer, (_entry_kind(stack), stack.order), sizes.get(stack.prefix, 0))

@@ -101,6 +101,17 @@ def read_manifest(root: Path) -> Manifest:
     except OSError as error:
         message = f"`{root / MANIFEST_NAME}` cannot be read: {error.strerror}"
         raise SourceError(message) from error
+    return parse_manifest(data)
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Return a manifest, wherever its bytes are from.
+
+    Raises
+    ------
+    VerifyError
+        It is broken or of a later format.
+    """
     manifest = decode(data, Manifest, MANIFEST_NAME)
     if manifest.format != FORMAT:
         message = f"`{MANIFEST_NAME}` has format {manifest.format}, expected {FORMAT}"

@@ -11,7 +11,7 @@ from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
 from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from moeconv.errors import SourceError, VerifyError
-from moeconv.output.codec import check_unchanged, decode
+from moeconv.output.codec import check_unchanged, parse_manifest
 from moeconv.output.hub import Destination, Repository
 from moeconv.output.hubcalls import ask
 from moeconv.output.manifest import Manifest
@@ -65,7 +65,7 @@ class RemoteModel:
             message = f"`{MANIFEST_NAME}` is not in `{name}`"
             raise SourceError(message, hint="is this a converted model?")
         data = repository.read(MANIFEST_NAME, commit)
-        self.manifest = decode(data, Manifest, MANIFEST_NAME)
+        self.manifest: Manifest = parse_manifest(data)
         check_unchanged(data)
         self._locations: dict[str, str] = {}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from moeconv.errors import OutputError, VerifyError
-from moeconv.output.codec import decode
+from moeconv.output.codec import decode, parse_manifest
 from moeconv.output.hub import Repository, addition, copy, removal
 from moeconv.output.manifest import FileEntry, Manifest
 from moeconv.output.names import MANIFEST_NAME
@@ -136,7 +136,7 @@ def find_published(repository: Repository, tree: Mapping[str, Held], at: str) ->
     if MANIFEST_NAME not in tree:
         return None
     try:
-        return decode(repository.read(MANIFEST_NAME, at), Manifest, MANIFEST_NAME)
+        return parse_manifest(repository.read(MANIFEST_NAME, at))
     except VerifyError:
         return None
 
