@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -14,11 +13,12 @@ import xxhash
 from moeconv.conversion.budget import PIECE_BYTES
 from moeconv.conversion.pipeline import Moved
 from moeconv.errors import VerifyError
-from moeconv.output.manifest import Entry, TensorEntry
+from moeconv.output.contents import by_file
+from moeconv.output.manifest import TensorEntry
 
 if TYPE_CHECKING:
     from moeconv.output.files import Files
-    from moeconv.output.manifest import FileEntry, Manifest
+    from moeconv.output.manifest import Entry, FileEntry, Manifest
     from moeconv.output.remote import RemoteModel
 
 _AGAIN: Final = "copy this file again, or convert again"
@@ -34,16 +34,6 @@ class Subset:
     def has(self, number: int) -> bool:
         """Say whether a digest, numbered in the manifest's order, belongs to the part."""
         return number % self.of == self.part - 1
-
-
-def by_file(manifest: Manifest) -> dict[str, list[Entry]]:
-    """Return the tensors of each file, in its order."""
-    table: dict[str, list[Entry]] = defaultdict(list)
-    for entry in manifest.entries():
-        table[entry.file].append(entry)
-    for entries in table.values():
-        entries.sort(key=lambda entry: (entry.begin, entry.end))
-    return table
 
 
 def check_digests(

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from moeconv.checkpoint.sidefiles import WEIGHT_SUFFIXES
 from moeconv.conversion.pipeline import Moved
 from moeconv.errors import UnsupportedError
+from moeconv.output.contents import by_file
 from moeconv.output.hub import Destination, Repository
 from moeconv.output.manifest import FileEntry, Manifest
 from moeconv.output.names import MANIFEST_NAME
 from moeconv.output.remote import RemoteModel
 from moeconv.output.tree import Held, holds
-from moeconv.verification.digests import Subset, by_file, check_digests
+from moeconv.verification.digests import Subset, check_digests
 from moeconv.verification.verify import Verified, fail
 
 

@@ -14,15 +14,14 @@ from moeconv.checkpoint.sidefiles import WEIGHT_SUFFIXES
 from moeconv.conversion.pipeline import Moved
 from moeconv.errors import SourceError, VerifyError
 from moeconv.output.codec import check_unchanged, read_manifest
+from moeconv.output.contents import arranged, by_file
 from moeconv.output.files import Files
 from moeconv.output.manifest import Entry, Manifest
 from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER
-from moeconv.output.shard import arrange, shard_metadata
 from moeconv.paths import sha256_of
 from moeconv.restoration.inverse import Lost, compare_with_source
 from moeconv.restoration.witness import Witnessed
-from moeconv.tensors import TensorSpec
-from moeconv.verification.digests import Subset, by_file, check_digests, check_sha256
+from moeconv.verification.digests import Subset, check_digests, check_sha256
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels
@@ -159,8 +158,7 @@ def _check_structure(root: Path, manifest: Manifest) -> None:
         said = {(e.name, e.dtype, e.shape, e.begin, e.end) for e in entries}
         odd = sorted({name for name, *_ in found ^ said})
         problems += [f"`{name}` in `{file}` is not as `{MANIFEST_NAME}` says" for name in odd]
-        expected = _header_sha256(entries, manifest.plan_id)
-        if not odd and header.header_sha256 != expected:
+        if not odd and header.header_sha256 != _header_sha256(entries, manifest.plan_id):
             problems.append(f"`{file}` has a changed header, or is of another conversion")
     known = {entry.path for entry in manifest.files}
     for path in sorted(root.rglob("*")):
@@ -185,8 +183,7 @@ def _check_side_files(root: Path, manifest: Manifest, shards: Container[str]) ->
 
 def _header_sha256(entries: Iterable[Entry], plan_id: str) -> str:
     """Return the digest of the header that the writer gives to a shard of these tensors."""
-    specs = {entry.name: TensorSpec(entry.dtype, entry.shape) for entry in entries}
-    return hashlib.sha256(arrange(specs, shard_metadata(plan_id)).header[PREFIX_BYTES:]).hexdigest()
+    return hashlib.sha256(arranged(entries, plan_id).header[PREFIX_BYTES:]).hexdigest()
 
 
 def fail(problems: list[str]) -> None:
