@@ -14,6 +14,19 @@ if TYPE_CHECKING:
 class Files(OpenFiles):
     """Open files of a converted directory, by relative path."""
 
+    def size(self, file: str) -> int:
+        """Return how many bytes a file has.
+
+        Raises
+        ------
+        VerifyError
+            The file is missing, or cannot be looked at.
+        """
+        try:
+            return (self.root / file).stat().st_size
+        except OSError as error:
+            raise self._unreadable(file, error) from error
+
     def read(self, file: str, begin: int, out: Bytes) -> None:
         """Fill `out` (contiguous bytes) from an absolute offset of a file.
 
@@ -25,8 +38,10 @@ class Files(OpenFiles):
         try:
             done = self.read_range(file, begin, out)
         except OSError as error:
-            message = f"`{self.root / file}` cannot be read: {error.strerror}"
-            raise VerifyError(message) from error
+            raise self._unreadable(file, error) from error
         if done < out.nbytes:
             message = f"`{file}` ended early: expected {out.nbytes} bytes at {begin}, found {done}"
             raise VerifyError(message, hint="copy this file again; `moeconv verify` names all")
+
+    def _unreadable(self, file: str, error: OSError) -> VerifyError:
+        return VerifyError(f"`{self.root / file}` cannot be read: {error.strerror}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from moeconv.output.files import Files
     from moeconv.output.manifest import TensorEntry
     from moeconv.serving.filling import Out
+    from moeconv.serving.shards import Shards
     from moeconv.tensors import TensorSpec
 
 
@@ -60,8 +61,9 @@ class Rank:
     open; any number of threads may use it.
     """
 
-    def __init__(self, files: Files, tensors: tuple[RankTensor, ...]) -> None:
+    def __init__(self, files: Files, shards: Shards, tensors: tuple[RankTensor, ...]) -> None:
         self._files = files
+        self._shards = shards
         self._tensors = tensors
 
     def tensors(self, prefix: str | None = None) -> tuple[RankTensor, ...]:
@@ -86,9 +88,9 @@ class Rank:
         ValueError
             `out` has gaps or another size.
         VerifyError
-            A file is short, or a digest differs.
+            A file is not the one that was written, or short, or a digest differs.
         """
-        fill(self._files, [(tensor, out)], threads=1, check=check)
+        self._fill([(tensor, out)], 1, check=check)
 
     def read_all(
         self,
@@ -114,7 +116,7 @@ class Rank:
         ValueError
             A tensor is missing or given twice, or some memory is not as `read_into` wants it.
         VerifyError
-            A file is short, or a digest differs.
+            A file is not the one that was written, or short, or a digest differs.
         """
         given = list(assignments)
         named = {tensor.prefix for tensor, _ in given}
@@ -127,4 +129,8 @@ class Rank:
             )
             message = f"`{'.'.join(odd)}` is given {found.count(odd)} times, expected once"
             raise ValueError(message)
-        fill(self._files, given, threads or default_threads(), check=check)
+        self._fill(given, threads or default_threads(), check=check)
+
+    def _fill(self, given: Sequence[tuple[RankTensor, Out]], threads: int, *, check: bool) -> None:
+        self._shards.check(piece.file for tensor, _ in given for piece in tensor.pieces)
+        fill(self._files, given, threads, check=check)

@@ -17,6 +17,7 @@ from moeconv.output.codec import read_manifest
 from moeconv.output.files import Files
 from moeconv.output.manifest import StackEntry, TensorEntry
 from moeconv.serving.rank import Rank, RankTensor
+from moeconv.serving.shards import Shards
 
 if TYPE_CHECKING:
     from moeconv.layouts.layout import Layout, Order
@@ -51,6 +52,7 @@ class ConvertedDirectory:
             raise UnsupportedError(message, hint="it was made with `--layers`, for a trial")
         self.layout = _layout(self.manifest)
         self._files = Files(root)
+        self._shards = Shards(self._files, self.manifest)
         self._ranks: dict[tuple[int, int, int, int], Rank] = {}
         self._stored: dict[tuple[str, str, int | None], list[TensorEntry]] = {}
         for entry in self.manifest.tensors:
@@ -72,8 +74,16 @@ class ConvertedDirectory:
         self._files.close()
 
     def weight_files(self) -> tuple[Path, ...]:
-        """Return the files of tensors that passed through, under their own names."""
-        return tuple(self.root / name for name in sorted({w.file for w in self.manifest.weights}))
+        """Return the files of tensors that passed through, under their own names.
+
+        Raises
+        ------
+        VerifyError
+            One is missing, or not the one that was written.
+        """
+        names = sorted({weight.file for weight in self.manifest.weights})
+        self._shards.check(names)
+        return tuple(self.root / name for name in names)
 
     def rank(
         self, *, tp_size: int = 1, tp_rank: int = 0, ep_size: int = 1, ep_rank: int = 0
@@ -99,7 +109,7 @@ class ConvertedDirectory:
                 for stack in self.manifest.stacks
                 for tensor in self._rank_tensors(stack, key[:2], key[2:])
             )
-            self._ranks[key] = Rank(self._files, tensors)
+            self._ranks[key] = Rank(self._files, self._shards, tensors)
         return self._ranks[key]
 
     def _rank_tensors(

@@ -206,12 +206,14 @@ def test_every_tensor_of_a_module_exactly_once(converted):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_short_file_stops_all_threads(converted, threads):
+    """Cut while it is being read: before that its size is compared."""
     shard = next((converted / "experts").iterdir())
-    with shard.open("r+b") as file:
-        file.truncate(shard.stat().st_size - 1)
     with open_converted(converted) as directory:
         view = directory.rank()
         pairs = [(tensor, np.empty(tensor.nbytes, np.uint8)) for tensor in view.tensors()]
+        view.read_all(pairs)
+        with shard.open("r+b") as file:
+            file.truncate(shard.stat().st_size - 1)
         with pytest.raises(VerifyError, match="ended early"):
             view.read_all(pairs, threads=threads)
 
