@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import torch
+from vllm.distributed import get_pp_group
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -83,7 +84,6 @@ class MoeconvLoader(BaseModelLoader):
         with self._open(model_config) as converted:
             admit(converted, vllm_config, model_config)
             untie(converted, model_config)
-        self._vllm_config = vllm_config
         with only_new_garbage():
             return super().load_model(
                 vllm_config=vllm_config, model_config=model_config, prefix=prefix
@@ -96,7 +96,7 @@ class MoeconvLoader(BaseModelLoader):
         with self._open(model_config) as converted:
             # A draft's own experts (MTP) are never converted; its names may be the main model's.
             is_draft = model_config.runner_type == "draft"
-            jobs = [] if is_draft else self._assign(converted, model, modules)
+            jobs = [] if is_draft else _assign(converted, model, modules)
             if jobs:
                 device = next(jobs[0].module.parameters()).device
                 found = probe.check(converted, lambda: own_functions(converted.layout.id, device))
@@ -110,21 +110,6 @@ class MoeconvLoader(BaseModelLoader):
             for name in job.method.unread:
                 setattr(job.module, name, None)
             _replace_transform(job)
-
-    def _assign(
-        self,
-        converted: ConvertedDirectory,
-        model: VllmModel,
-        modules: Mapping[str, RoutedExperts],
-    ) -> list[Assigned]:
-        """Decide who reads what; no byte is read before all of it is sound."""
-        stacks = converted.manifest.stacks
-        mapper = getattr(model, "hf_to_vllm_mapper", None)
-        rename = mapper.get_rename_mapper().map_name if mapper is not None else str
-        paired = pair(modules, stacks, rename)
-        is_staged = self._vllm_config.parallel_config.pipeline_parallel_size > 1
-        check_pairs(paired, stacks, is_staged=is_staged)
-        return [_assigned(converted, name, modules[name], stack) for name, stack in paired.items()]
 
     def _passed_through(
         self, converted: ConvertedDirectory, model: VllmModel
@@ -166,6 +151,18 @@ def _expert_modules(model: VllmModel) -> dict[str, RoutedExperts]:
         for name, module in model.named_modules()
         if isinstance(module, RoutedExperts)
     }
+
+
+def _assign(
+    converted: ConvertedDirectory, model: VllmModel, modules: Mapping[str, RoutedExperts]
+) -> list[Assigned]:
+    """Decide who reads what; no byte is read before all of it is sound."""
+    stacks = converted.manifest.stacks
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    rename = mapper.get_rename_mapper().map_name if mapper is not None else str
+    paired = pair(modules, stacks, rename)
+    check_pairs(paired, stacks, is_staged=get_pp_group().world_size > 1)
+    return [_assigned(converted, name, modules[name], stack) for name, stack in paired.items()]
 
 
 def _assigned(
