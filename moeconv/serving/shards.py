@@ -15,7 +15,7 @@ import numpy as np
 
 from moeconv.errors import VerifyError
 from moeconv.output.contents import arranged, by_file
-from moeconv.output.manifest import MANIFEST_NAME
+from moeconv.output.names import MANIFEST_NAME
 from moeconv.tensors import BITS
 
 if TYPE_CHECKING:
