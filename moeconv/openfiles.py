@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+import numpy as np
+
 from moeconv.paths import open_regular
 
 if TYPE_CHECKING:
+    from moeconv.manyreads import Fill
     from moeconv.tensors import Bytes
 
 _ADVICE: Final = 4 << 20
@@ -22,6 +26,20 @@ _ADVICE: Final = 4 << 20
 
 _MOST_OPEN: Final = 24
 """Checkpoints have thousands of shards, and a process may have as few as 64 files open."""
+
+
+_MANY: Final = 8
+"""So many ranges are worth one call: threads that hand the interpreter on each time are slow."""
+
+
+@functools.cache
+def fill_loop() -> Fill | None:
+    """Return what fills many ranges in one call; `None` where numba is not installed."""
+    try:
+        from moeconv.manyreads import fill
+    except ImportError:
+        return None
+    return fill
 
 
 @dataclass(slots=True)
@@ -84,6 +102,33 @@ class OpenFiles:
                 done += got
         with self._lock:
             self.bytes_read += done
+        return done
+
+    def read_together(self, file: str, ranges: Sequence[tuple[int, Bytes]]) -> int:
+        """Fill buffers (contiguous bytes) from offsets on, in one call where they are many.
+
+        Returns how many were filled, from the first on; whoever asks reads the rest by
+        `read_range`, which tells of trouble.
+
+        Raises
+        ------
+        OSError
+            The file cannot be opened.
+        """
+        fill = fill_loop() if len(ranges) >= _MANY else None
+        if fill is None:
+            return 0
+        begins, outs = zip(*ranges, strict=True)
+        if not all(out.flags.c_contiguous and out.flags.writeable for out in outs):
+            return 0
+        addresses = [out.__array_interface__["data"][0] for out in outs]
+        sizes = [out.nbytes for out in outs]
+        with self._reading(file) as fd:
+            done = fill(
+                fd, *(np.array(numbers, np.int64) for numbers in (begins, addresses, sizes))
+            )
+        with self._lock:
+            self.bytes_read += sum(sizes[:done])
         return done
 
     def expect(self, file: str, begin: int, nbytes: int) -> None:

@@ -57,6 +57,11 @@ class HubRanges:
             self._fill(file, begin, view)
         return len(view)
 
+    def read_together(self, file: str, ranges: Sequence[tuple[int, Bytes]]) -> int:
+        """Leave it to `read_range`: what was fetched ahead is only copied."""
+        del file, ranges
+        return 0
+
     @contextmanager
     def ahead(self, spans: Iterable[Span]) -> Iterator[None]:
         """Fetch what the block will read, in the order in which it will."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,11 @@ class BlankRanges:
         del file, begin
         out.fill(0)
         return out.nbytes
+
+    def read_together(self, file: str, ranges: Sequence[tuple[int, Bytes]]) -> int:
+        """Do nothing: there are no more than one."""
+        del file, ranges
+        return 0
 
     def ahead(self, spans: Iterable[Span]) -> AbstractContextManager[None]:
         """Do nothing."""

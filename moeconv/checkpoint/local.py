@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -44,12 +44,22 @@ class LocalRanges(OpenFiles):
         SourceError
             It is no longer what it was at the first read.
         """
+        with self._unchanged(file):
+            return super().read_range(file, begin, out)
+
+    def read_together(self, file: str, ranges: Sequence[tuple[int, Bytes]]) -> int:
+        """Fill buffers in one call; the errors are those of `read_range`."""
+        with self._unchanged(file):
+            return super().read_together(file, ranges)
+
+    @contextmanager
+    def _unchanged(self, file: str) -> Iterator[None]:
+        """Refuse a file that is another when the block has read it."""
         path, first = self._first.get(file) or self._noted(file)
-        done = super().read_range(file, begin, out)
+        yield
         if _state(path) != first:
             message = f"`{file}` changed while it was read"
             raise SourceError(message, hint="let nothing write there; then run again")
-        return done
 
     def _noted(self, file: str) -> tuple[Path, _State]:
         path = self.root / file

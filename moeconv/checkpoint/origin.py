@@ -35,6 +35,12 @@ class Ranges(Protocol):
     def read_range(self, file: str, begin: int, out: Bytes) -> int:
         """Fill `out` (contiguous bytes) from an offset on; return how many there were."""
 
+    def read_together(self, file: str, ranges: Sequence[tuple[int, Bytes]]) -> int:
+        """Fill buffers from offsets on, where many at once are cheaper than one by one.
+
+        Returns how many were filled, from the first on; the rest are to be read one by one.
+        """
+
     def ahead(self, spans: Iterable[Span]) -> AbstractContextManager[None]:
         """Fetch what the block will read, in the order in which it will."""
 

@@ -6,6 +6,9 @@ page of the checkpoint as resident, and a fresh buffer per tensor fragments the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
@@ -14,7 +17,6 @@ import numpy as np
 from moeconv.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
     from moeconv.checkpoint.origin import Ranges, Span
@@ -70,17 +72,37 @@ class Reader:
         SourceError
             The file ended early or cannot be read.
         """
-        try:
+        with _naming(ref):
             done = self._ranges.read_range(ref.file, ref.begin + begin, out)
-        except OSError as error:
-            message = f"`{ref.file}` cannot be read at `{ref.name}`: {error.strerror}"
-            raise SourceError(message) from error
         if done < out.nbytes:
             message = (
                 f"`{ref.file}` ended inside `{ref.name}`: expected {out.nbytes} bytes at "
                 f"{ref.begin + begin}, found {done}"
             )
             raise SourceError(message, hint="did the source change while it was converted?")
+
+    def read_all(self, wanted: Iterable[tuple[TensorRef, int, Bytes]]) -> None:
+        """Fill buffers from bytes of tensors on: what `read` does, for many."""
+        for _, some in groupby(wanted, lambda want: want[0].file):
+            wants = list(some)
+            with _naming(wants[0][0]):
+                ranges = [(ref.begin + begin, out) for ref, begin, out in wants]
+                done = self._ranges.read_together(wants[0][0].file, ranges)
+            for want in wants[done:]:
+                self.read(*want)
+
+    def read_parts(
+        self, parts: Sequence[tuple[Part, Bytes]], scratch: Bytes
+    ) -> Iterator[tuple[Part, Bytes]]:
+        """Do what `read_part` does, for many: yield each part and the bytes that were read."""
+        flat = [
+            out.reshape(-1) if part.is_whole_rows and out.flags.c_contiguous else None
+            for part, out in parts
+        ]
+        whole = zip(parts, flat, strict=True)
+        self.read_all((part.ref, part.span[0], raw) for (part, _), raw in whole if raw is not None)
+        for (part, out), raw in zip(parts, flat, strict=True):
+            yield part, self.read_part(part, out, scratch) if raw is None else raw
 
     def read_part(self, part: Part, out: Bytes, scratch: Bytes) -> Bytes:
         """Put the logical matrix of `part` into `out` and return the bytes that were read.
@@ -110,6 +132,16 @@ class Reader:
         taken = items[:: part.rows.step, part.cols.start : part.cols.stop : part.cols.step]
         _copy(out.view(items.dtype), taken.T if part.transposed else taken)
         return raw
+
+
+@contextmanager
+def _naming(ref: TensorRef) -> Iterator[None]:
+    """Say which tensor the system could not read."""
+    try:
+        yield
+    except OSError as error:
+        message = f"`{ref.file}` cannot be read at `{ref.name}`: {error.strerror}"
+        raise SourceError(message) from error
 
 
 def put_part(part: Part, matrix: Bytes, stored: Bytes) -> None:

@@ -19,7 +19,7 @@ import xxhash
 from moeconv.checkpoint.reader import Reader
 from moeconv.conversion.budget import Limits, budget_for
 from moeconv.conversion.pieces import Experts, Piece, pieces_of
-from moeconv.conversion.reading import read_matrix, spans_of
+from moeconv.conversion.reading import read_matrices, spans_of
 from moeconv.conversion.ring import Ring, Slot
 from moeconv.output.manifest import SourceDigest
 from moeconv.output.records import WRITTEN, ShardRecord, TensorRecord
@@ -131,8 +131,8 @@ class Pipeline:
         if isinstance(piece, Experts):
             filled = self._laid_out(piece, slot, out)
         else:
-            for strip, part in piece.parts(out):
-                self._reader.read(strip.tensor.ref, strip.begin, part)
+            parts = piece.parts(out)
+            self._reader.read_all((strip.tensor.ref, strip.begin, part) for strip, part in parts)
             filled = _Filled()
         shard.write(piece.at, out)
         return filled
@@ -142,12 +142,10 @@ class Pipeline:
         matrix, count = piece.tensor.output.matrix, len(piece.experts)
         outs = out.reshape(count, piece.tensor.output.spec.nbytes)
         sources = slot.source[: count * matrix.nbytes].reshape(count, *matrix.shape)
-        digests: list[SourceDigest] = []
-        for expert, source in zip(piece.experts, sources, strict=True):
-            places = piece.tensor.places(expert)
-            digests.extend(read_matrix(self._reader, places, source, slot.scratch))
+        places = [piece.tensor.places(expert) for expert in piece.experts]
+        digests = read_matrices(self._reader, places, sources, slot.scratch)
         self._ring.lay_out(piece.verb, sources, outs)
-        return _Filled(tuple(xxhash.xxh3_128_hexdigest(out) for out in outs), tuple(digests))
+        return _Filled(tuple(xxhash.xxh3_128_hexdigest(out) for out in outs), digests)
 
     def _take_back(self, pending: _Pending, shard: ShardWriter, book: _Book) -> Moved:
         piece, slot, future = pending

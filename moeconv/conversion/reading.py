@@ -26,22 +26,32 @@ def read_matrix(
 
     Returns the digests of what was read, a source tensor each.
     """
+    return read_matrices(reader, [places], out[None], scratch)
+
+
+def read_matrices(
+    reader: Reader, experts: Sequence[Sequence[Place]], outs: Bytes, scratch: Bytes
+) -> tuple[SourceDigest, ...]:
+    """Do the same for several experts, in the rows of `outs`."""
     return tuple(
         SourceDigest(part.ref.name, *part.span, xxhash.xxh3_128_hexdigest(raw))
-        for part, raw in read_parts(reader, places, out, scratch)
+        for part, raw in reader.read_parts(windows(experts, outs), scratch)
     )
 
 
-def read_parts(
-    reader: Reader, places: Sequence[Place], out: Bytes, scratch: Bytes
-) -> Iterator[tuple[Part, Bytes]]:
-    """Do the same; yield each part and the bytes that were read, valid until the next."""
-    windows = [(place, *place.part.shape, place.part.item_bytes) for place in places]
-    if sum(rows * cols * item_bytes for _, rows, cols, item_bytes in windows) < out.nbytes:
-        out.fill(0)
-    for place, rows, cols, item_bytes in windows:
-        window = out[place.row : place.row + rows, : cols * item_bytes]
-        yield place.part, reader.read_part(place.part, window, scratch)
+def windows(experts: Sequence[Sequence[Place]], outs: Bytes) -> list[tuple[Part, Bytes]]:
+    """Return where each part goes in the rows of `outs`; what no part fills there is zeros."""
+    found = []
+    for places, out in zip(experts, outs, strict=True):
+        filled = 0
+        for place in places:
+            rows, cols = place.part.shape
+            row_bytes = cols * place.part.item_bytes
+            found.append((place.part, out[place.row : place.row + rows, :row_bytes]))
+            filled += rows * row_bytes
+        if filled < out.nbytes:
+            out.fill(0)
+    return found
 
 
 def spans_of(tensors: Iterable[Tensor], piece_bytes: int) -> Iterator[Span]:

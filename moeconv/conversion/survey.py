@@ -16,7 +16,7 @@ import numpy as np
 from moeconv.checkpoint.reader import Reader, reader_for
 from moeconv.conversion.budget import default_workers
 from moeconv.conversion.pipeline import Moved
-from moeconv.conversion.reading import read_parts, scratch_for, span_of
+from moeconv.conversion.reading import scratch_for, span_of, windows
 from moeconv.errors import SourceError, UnsupportedError
 from moeconv.kernels.marlin import count_bytes
 from moeconv.kernels.scalars import are_powers
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from moeconv.tensors import Bytes
 
 
-_BATCH: Final = 16
+_BATCH: Final = 32
 """Experts that one thread looks at, one after the other."""
 
 
@@ -100,15 +100,17 @@ class _Seen:
     scales: dict[str, Floats]
     inexact: dict[str, list[int]]
 
-    def note(self, matrix: Matrix, expert: int, values: Bytes) -> None:
-        """Take in the scales of one expert; from any thread, since each has places of its own."""
-        (name,) = matrix.projections
+    def note(self, matrix: Matrix, experts: range, values: Bytes) -> None:
+        """Take in the scales `[n, rows, bytes]` of some experts, from any thread: none has two."""
+        (name,), where = matrix.projections, slice(experts.start, experts.stop)
         if matrix.part == "global_scale":
-            self.scales[name][expert] = values.view(np.float32)[0, 0]
+            self.scales[name][where] = values.view(np.float32)[:, 0, 0]
         elif self.scale_bytes == 1:
-            self.counts[name][expert] = count_bytes(values)
-        elif not are_powers(values, self.scale_bytes):
-            self.inexact[name].append(expert)
+            self.counts[name][where] = count_bytes(values)
+        else:
+            are_exact = (are_powers(each, self.scale_bytes) for each in values)
+            pairs = zip(experts, are_exact, strict=True)
+            self.inexact[name] += [expert for expert, is_exact in pairs if not is_exact]
 
     def survey(self, stack: Stack) -> Survey:
         """Return it once it is full."""
@@ -150,12 +152,11 @@ class _Look:
 
     def at(self, matrix: Matrix, experts: range) -> int:
         """Take in the scales of some experts; return how many bytes they are."""
-        values = np.empty(matrix.shape, np.uint8)
-        for expert in experts:
-            where = self.places(matrix, expert)
-            scratch = np.empty(scratch_for(where, matrix), np.uint8)
-            deque(read_parts(self.reader, where, values, scratch), maxlen=0)
-            self.seen.note(matrix, expert, values)
+        values = np.empty((len(experts), *matrix.shape), np.uint8)
+        where = [self.places(matrix, expert) for expert in experts]
+        scratch = np.empty(max(scratch_for(each, matrix) for each in where), np.uint8)
+        deque(self.reader.read_parts(windows(where, values), scratch), maxlen=0)
+        self.seen.note(matrix, experts, values)
         return matrix.nbytes * len(experts)
 
 

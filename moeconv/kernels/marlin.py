@@ -256,14 +256,15 @@ def _view(verb: MarlinRows, out: Bytes) -> Bytes:
     return engine.transpose(1, 2, 3, 0)
 
 
-def count_bytes(source: Bytes) -> Index:
-    """Return how often each byte value occurs."""
-    flat = np.ascontiguousarray(source).reshape(-1)
-    counts = np.zeros(256, np.int64)
+def count_bytes(sources: Bytes) -> Index:
+    """Return how often each byte value occurs in each of `sources` `[n, …]`: `[n, 256]`."""
+    rows = np.ascontiguousarray(sources).reshape(len(sources), -1)
+    counts = np.zeros((len(rows), 256), np.int64)
     loops = compiled()
     if loops is not None:
-        loops.byte_counts(flat, counts)
+        loops.byte_counts(rows, counts)
         return counts
-    for start in range(0, flat.size, 1 << 16):  # bincount widens to 8 bytes a byte
-        counts += np.bincount(flat[start : start + (1 << 16)], minlength=256)
+    for number, row in enumerate(rows):
+        for start in range(0, row.size, 1 << 16):  # bincount widens to 8 bytes a byte
+            counts[number] += np.bincount(row[start : start + (1 << 16)], minlength=256)
     return counts

@@ -155,17 +155,23 @@ def permute_scales(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def byte_counts(source: np.ndarray, counts: np.ndarray) -> None:
-    """Add the histogram of flat u8 `source` to `counts`; four tables hide the store latency."""
-    partial = np.zeros((4, 256), np.int64)
-    whole = source.size // 4 * 4
-    for i in range(0, whole, 4):
-        partial[0, source[i]] += 1
-        partial[1, source[i + 1]] += 1
-        partial[2, source[i + 2]] += 1
-        partial[3, source[i + 3]] += 1
-    for i in range(whole, source.size):
-        partial[0, source[i]] += 1
-    for value in range(256):
-        for table in range(4):
-            counts[value] += partial[table, value]
+def byte_counts(sources: np.ndarray, counts: np.ndarray) -> None:
+    """Add the histograms of u8 rows `[n, size]` to `counts` `[n, 256]`.
+
+    Four tables hide the store latency.
+    """
+    partial = np.empty((4, 256), np.int64)
+    for number in range(len(sources)):
+        source = sources[number]
+        partial[:] = 0
+        whole = source.size // 4 * 4
+        for i in range(0, whole, 4):
+            partial[0, source[i]] += 1
+            partial[1, source[i + 1]] += 1
+            partial[2, source[i + 2]] += 1
+            partial[3, source[i + 3]] += 1
+        for i in range(whole, source.size):
+            partial[0, source[i]] += 1
+        for value in range(256):
+            for table in range(4):
+                counts[number, value] += partial[table, value]

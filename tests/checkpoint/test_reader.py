@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from moeconv.checkpoint.local import LocalRanges
 from moeconv.checkpoint.reader import Reader, scratch_bytes
 from moeconv.checkpoint.types import Part, TensorRef
 from moeconv.errors import SourceError
+from moeconv.openfiles import fill_loop
 from moeconv.tensors import BITS
 from tests.sources import noise, write_safetensors
 
@@ -99,6 +101,38 @@ def test_a_file_that_ends_early_is_a_source_error(folder):
         reader.read(ref, 0, np.empty(2000, np.uint8))
 
 
+@pytest.fixture(params=["numba", "without"])
+def loops(request, monkeypatch) -> Iterator[str]:
+    """Many reads in one compiled call, and one by one where numba is not installed."""
+    if request.param == "without":
+        monkeypatch.setitem(sys.modules, "moeconv.manyreads", None)
+    fill_loop.cache_clear()
+    yield request.param
+    fill_loop.cache_clear()
+
+
+def test_many_reads_are_as_many_single_ones(tmp_path, loops):
+    tensors = {f"{i:03}": ("U8", (size,), noise(str(i), size)) for i, size in enumerate(range(99))}
+    for name in ("a.safetensors", "b.safetensors"):
+        write_safetensors(tmp_path / name, tensors)
+    refs = [ref for name in "ab" for ref in read_header(tmp_path, f"{name}.safetensors")[1]]
+    outs = [np.full(ref.spec.nbytes, 0xA5, np.uint8) for ref in refs]
+    with _reader(tmp_path) as reader:
+        reader.read_all((ref, 0, out) for ref, out in zip(refs, outs, strict=True))
+        assert [out.tobytes() for out in outs] == [tensors[ref.name][2] for ref in refs]
+        assert reader.bytes_read == sum(out.nbytes for out in outs)
+    assert (fill_loop() is not None) == (loops == "numba")
+
+
+def test_a_file_that_ends_inside_many_reads_is_said_of_the_tensor(folder, loops):
+    ref, _ = only_ref(folder, "U8", (1000,))
+    os.truncate(folder / NAME, ref.begin + 555)
+    out = np.empty(1000, np.uint8)
+    with _reader(folder) as reader, pytest.raises(SourceError, match=r"`x`: expected 100 bytes"):
+        reader.read_all((ref, at, out[at : at + 100]) for at in range(0, 1000, 100))
+    assert loops in {"numba", "without"}
+
+
 def test_a_file_that_is_gone_is_a_source_error(folder):
     ref, _ = only_ref(folder, "U8", (10,))
     (folder / NAME).unlink()
@@ -146,5 +180,8 @@ def test_a_file_that_changes_while_it_is_read_is_a_source_error(folder, change):
     with Reader(LocalRanges(folder)) as reader:
         reader.read(ref, 0, np.empty(2000, np.uint8))
         change(folder / NAME)
+        out = np.empty(2000, np.uint8)
         with pytest.raises(SourceError, match="changed while it was read"):
-            reader.read(ref, 0, np.empty(2000, np.uint8))
+            reader.read(ref, 0, out)
+        with pytest.raises(SourceError, match="changed while it was read"):
+            reader.read_all((ref, at, out[at : at + 100]) for at in range(0, 2000, 100))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from moeconv.errors import SourceError, UnsupportedError
+from moeconv.kernels.marlin import count_bytes
 from moeconv.output.codec import read_manifest
 from tests import runs
 from tests.fp4 import decode
@@ -35,6 +36,17 @@ def dry_run(source: Path, *options: str) -> dict[str, Any]:
     text = runs.invoke("marlin-fp4", source, "--dry-run", "--json", "--device", "cpu", *options)
     (line,) = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return dict(line)
+
+
+@pytest.mark.parametrize("loops", ["numba", "numpy"])
+def test_bytes_are_counted_an_expert_each(loops, monkeypatch):
+    if loops == "numpy":
+        monkeypatch.setattr("moeconv.kernels.marlin.compiled", lambda: None)
+    experts = np.random.default_rng(0).integers(0, 200, (3, 37, 2001), np.uint8)
+    counts = count_bytes(experts)
+    assert counts.shape == (3, 256)
+    for expert, count in zip(experts, counts, strict=True):
+        np.testing.assert_array_equal(count, np.bincount(expert.reshape(-1), minlength=256))
 
 
 def tiny_and_large(layer: int, expert: int, projection: str, scales: Array) -> None:
