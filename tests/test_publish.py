@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,14 +206,40 @@ def test_what_stays_is_said_at_once(
     assert fault.times == 4
 
 
-def test_a_connection_on_which_nothing_moves_is_given_up(
-    hub: FakeHub, source: Path, tmp_path: Path
-):
-    from huggingface_hub.utils import get_session
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a connection up at once, and let neither the library nor us wait before the next."""
+    from huggingface_hub.utils import _http
 
+    from moeconv.output import hubcalls
+
+    monkeypatch.setattr(hubcalls, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(hubcalls, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(_http, "time", SimpleNamespace(**{**vars(time), "sleep": lambda _s: None}))
+
+
+@pytest.mark.usefixtures("short_patience")
+def test_a_connection_on_which_nothing_moves_is_given_up(
+    hub: FakeHub, source: Path, plain: Path, tmp_path: Path
+):
+    hub.faults.append(Fault("PUT", "/lfs-store/", skip=1, cut=0, stall_s=2))
     push(source, tmp_path / "out")
-    patience = get_session().timeout
-    assert None not in {patience.connect, patience.read, patience.write}
+    check_same(hub, plain)
+
+
+@pytest.mark.usefixtures("short_patience")
+def test_a_stall_without_end_is_said_and_gone_on_from(
+    hub: FakeHub, source: Path, plain: Path, tmp_path: Path
+):
+    hub.faults.append(Fault("PUT", "/lfs-store/", skip=3, times=99, cut=0, stall_s=2))
+    error = refused_push(source, tmp_path / "out", "--max-disk", "600kB")
+    assert "nothing moves for 0.3 s" in str(error)
+    assert "what is sent is kept" in str(error.hint)
+    assert "moeconv.json" not in repo(hub)
+    hub.faults.clear()
+    push(source, tmp_path / "out", "--max-disk", "600kB")
+    check_same(hub, plain)
+    assert len(sent(hub)) == SHARDS
 
 
 def test_no_token(hub: FakeHub, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

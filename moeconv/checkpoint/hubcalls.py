@@ -96,5 +96,8 @@ def _words(what: str, error: Exception) -> tuple[str, str]:
         said = " ".join((error.server_message or "").split())
         hint = _LOGIN if status in {401, 403} else "run the same command again, later"
         return f"the Hub answers {status}" + (f" ({said})" if said else ""), hint
+    if isinstance(error, httpx.TimeoutException):
+        words = f"nothing comes for {TIMEOUT_S:g} s, however often it is asked"
+        return words, "run the same command again to go on"
     reason = str(error) or type(error).__name__
     return f"the Hub is not reachable ({reason})", "run the same command again to go on"

@@ -19,6 +19,12 @@ from moeconv.errors import MoeconvError, OutputError
 _DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """On top of what the library itself repeats: a minute in which the Hub or the network is away."""
 
+TIMEOUT_S: Final = 60.0
+"""A connection on which nothing moves for so long is given up, and the request is repeated."""
+
+_PATIENCE_S: Final = 300.0
+"""The library repeats by itself, time-out after time-out: longer than this, we do not add to it."""
+
 _LONGEST_WAIT_S: Final = 3600.0
 """The Hub counts commits by the hour."""
 
@@ -39,14 +45,11 @@ _T = TypeVar("_T")
 
 
 def be_patient() -> None:
-    """Give the library's client time-outs, which it has none of, and keep its bars off the screen.
-
-    A connection on which nothing moves for a minute is given up, and the request is repeated.
-    """
+    """Give the library's client time-outs, which it has none of, and keep its bars away."""
     hooks = get_session().event_hooks  # which refuse when offline, and number requests
 
     def client() -> httpx.Client:
-        patience = httpx.Timeout(60, connect=15, pool=None)
+        patience = httpx.Timeout(TIMEOUT_S, connect=15, pool=None)
         return httpx.Client(event_hooks=hooks, follow_redirects=True, timeout=patience)
 
     set_client_factory(client)
@@ -70,6 +73,7 @@ def ask(what: str, call: Callable[[], _T], kind: type[MoeconvError] = OutputErro
     MoeconvError
         Of that kind: the Hub refuses, or stays away.
     """
+    end_s = time.monotonic() + _PATIENCE_S
     for delay_s in (*_DELAYS_S, None):
         try:
             return call()
@@ -77,7 +81,7 @@ def ask(what: str, call: Callable[[], _T], kind: type[MoeconvError] = OutputErro
             cause = _cause(error)
             if cause is None:
                 raise
-            wait_s = _wait_s(cause, delay_s)
+            wait_s = _wait_s(cause, delay_s if time.monotonic() < end_s else None)
             if wait_s is None:
                 raise _words(what, cause, kind) from error
         time.sleep(wait_s)
@@ -120,5 +124,8 @@ def _words(what: str, cause: Exception, kind: type[MoeconvError]) -> MoeconvErro
     if isinstance(cause, ValueError):
         message = f"cannot {what}: {' '.join(str(cause).split())}"
         return kind(message, hint="is there storage left?")
+    if isinstance(cause, httpx.TimeoutException):
+        message = f"cannot {what}: nothing moves for {TIMEOUT_S:g} s, however often it is tried"
+        return kind(message, hint=_AWAY[1])
     reason = str(cause) or type(cause).__name__
     return kind(f"cannot {what}: {_AWAY[0]} ({reason})", hint=_AWAY[1])

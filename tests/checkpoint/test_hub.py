@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from moeconv.checkpoint import remote
 from moeconv.errors import MoeconvError, OutputError, SourceError, UnsupportedError
 from moeconv.families import FAMILIES
+from moeconv.output.records import ShardRecord
 from moeconv.sourcing import open_source, publishers
 from tests import runs
 from tests.hub.state import FakeHub, Fault
@@ -145,6 +147,8 @@ def test_every_family_has_a_publisher():
     [
         pytest.param(Fault("GET", "/cdn/", times=3, cut=50_000), id="cut"),
         pytest.param(Fault("GET", "/cdn/", cut=0), id="dropped"),
+        pytest.param(Fault("GET", "/cdn/", cut=50_000, stall_s=3), id="stalled"),
+        pytest.param(Fault("GET", "/cdn/", cut=0, stall_s=3), id="stalled at once"),
         pytest.param(Fault("GET", "/cdn/", status=403), id="expired"),
         pytest.param(
             Fault("GET", "/cdn/", status=429, headers={"Retry-After": "0"}), id="rate limit"
@@ -155,8 +159,13 @@ def test_every_family_has_a_publisher():
     ],
 )
 def test_what_passes_is_got_over(
-    hub: FakeHub, make_checkpoint: Callable[..., Path], tmp_path: Path, fault: Fault
+    hub: FakeHub,
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    fault: Fault,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(remote, "TIMEOUT_S", 0.5)
     source = make_checkpoint(hidden=256, intermediate=128)
     hub.store.add_folder(REPO, source)
     fault.skip = 0 if fault.method == "HEAD" else 1
@@ -164,6 +173,31 @@ def test_what_passes_is_got_over(
     out = runs.run(Path(REPO), tmp_path / "out")
     assert fault.times == 0
     assert _shards(out) == _shards(runs.run(source, tmp_path / "converted"))
+
+
+def test_a_stall_without_end_is_said_and_gone_on_from(
+    hub: FakeHub,
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    source = make_checkpoint(hidden=256, intermediate=128)
+    hub.store.add_folder(REPO, source)
+    out, wanted = tmp_path / "out", runs.Wanted(max_shard_bytes=300_000)
+    monkeypatch.setattr(remote, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(remote, "DELAYS_S", (0.0, 0.0))
+    events = runs.events(Path(REPO), out, wanted)
+    done = next(event for event in events if isinstance(event, ShardRecord))
+    hub.faults = [Fault("GET", "/cdn/", times=99, cut=0, stall_s=2)]
+    with pytest.raises(SourceError, match="nothing comes for") as refused:
+        list(events)
+    assert "to go on" in str(refused.value.hint)
+    hub.faults.clear()
+    kept = (out / done.file).stat().st_mtime_ns
+    assert _shards(runs.run(Path(REPO), out, wanted)) == _shards(
+        runs.run(source, tmp_path / "plain", wanted)
+    )
+    assert (out / done.file).stat().st_mtime_ns == kept
 
 
 def test_addresses_that_expire_are_renewed(hub: FakeHub, published: Path):

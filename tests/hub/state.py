@@ -26,6 +26,8 @@ class Fault:
         Answer so, instead of what was asked for.
     cut
         Close the connection after so many bytes of the body; 0 also leaves the head out.
+    stall_s
+        Before a cut, send and read nothing for so long.
     delay_s
         Wait so long, then answer as always.
     """
@@ -37,6 +39,7 @@ class Fault:
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     cut: int | None = None
+    stall_s: float = 0.0
     delay_s: float = 0.0
 
 

@@ -59,6 +59,7 @@ class Call(BaseHTTPRequestHandler):
             self.hub.running += 1
         self._is_read, self._status, self._sent = False, -1, 0
         self._cut: int | None = None
+        self._stall_s = 0.0
         address = urlsplit(self.path)
         self.query = parse_qs(address.query, keep_blank_values=True)
         try:
@@ -93,12 +94,13 @@ class Call(BaseHTTPRequestHandler):
         time.sleep(fault.delay_s)
         if fault.status is not None:
             raise RefusedError(fault.status, "injected", headers=fault.headers)
+        self._cut, self._stall_s = fault.cut, fault.stall_s
         if fault.cut == 0:
             self._hang_up()
             raise ConnectionAbortedError
-        self._cut = fault.cut
 
     def _hang_up(self) -> None:
+        time.sleep(self._stall_s)
         self.close_connection = True
         self.connection.shutdown(2)
 
