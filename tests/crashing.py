@@ -143,7 +143,7 @@ def tree(root: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
     }
-    found[MANIFEST_NAME] = {**json.loads(found[MANIFEST_NAME]), "run": None}
+    found[MANIFEST_NAME] = {**json.loads(found[MANIFEST_NAME]), "run": None, "run_digest": None}
     return found
 
 

@@ -79,7 +79,11 @@ def tree(root: Path) -> dict[str, Any]:
         str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
     }
     if "moeconv.json" in files:
-        files["moeconv.json"] = {**json.loads(files["moeconv.json"]), "run": None}
+        files["moeconv.json"] = {
+            **json.loads(files["moeconv.json"]),
+            "run": None,
+            "run_digest": None,
+        }
     return files
 
 

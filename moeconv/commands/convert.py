@@ -37,7 +37,7 @@ from moeconv.planning.target import Wish, choose_layout, out_name
 from moeconv.planning.traits import kinds_of, model_of
 from moeconv.publishing.uploads import Sent
 from moeconv.sourcing import is_local, open_source
-from moeconv.verification.verify import check_files
+from moeconv.verification.structure import check_files
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint

@@ -68,6 +68,9 @@ def run_verify(
         left_out = {"left_out": manifest.left_out}
         report.emit({"event": "verified", "out": where, **asdict(result), **left_out})
         return
+    if result.others:
+        many = f"{len(result.others)} files" if len(result.others) > 1 else "a file"
+        report.warn(f"`{where}` holds {many} that moeconv did not write: `{result.others[0]}`")
     if read_data or source:
         report.good(f"`{where}` is as its manifest says")
     else:

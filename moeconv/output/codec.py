@@ -20,7 +20,7 @@ from moeconv.paths import is_below, read_regular
 MOST_BYTES: Final = 1 << 29
 """The largest manifest or note that is read."""
 
-_UNDIGESTED: Final = ("run", "digest")
+_UNDIGESTED: Final = ("run", "run_digest", "digest")
 
 _T = TypeVar("_T")
 
@@ -54,28 +54,45 @@ def read_note(path: Path, kind: type[_T]) -> _T | None:
 
 
 def encode_sealed(manifest: Manifest) -> bytes:
-    """Return a manifest as JSON, with its own digest."""
-    return encode(replace(manifest, digest=_own_digest(encode(manifest))))
+    """Return a manifest as JSON, with its own digests."""
+    own, run = _own_digests(encode(manifest))
+    return encode(replace(manifest, digest=own, run_digest=run))
 
 
 def check_unchanged(data: bytes) -> None:
-    """Compare a manifest, as JSON, with its own digest: against a slip, not against malice.
+    """Compare a manifest, as JSON, with its own digests: against a slip, not against malice.
 
     Raises
     ------
     VerifyError
         It is not as it was written.
     """
-    if decode(data, Manifest, MANIFEST_NAME).digest != _own_digest(data):
+    found = decode(data, _Digests, MANIFEST_NAME)
+    if (found.digest, found.run_digest) != _own_digests(data):
         message = f"`{MANIFEST_NAME}` was changed after the conversion: its own digest differs"
         raise VerifyError(message, hint="copy it again, or convert again with `--overwrite`")
 
 
-def _own_digest(data: bytes) -> str:
-    """Digest what is there, fields of a later version too."""
+class _Digests(msgspec.Struct):
+    """What a manifest says of itself."""
+
+    digest: str
+    run_digest: str
+
+
+def _own_digests(data: bytes) -> tuple[str, str]:
+    """Digest what is there, fields of a later version too; how the run went, apart from all else.
+
+    Two conversions of the same plan differ in the latter alone.
+    """
     table = decode(data, dict[str, msgspec.Raw], MANIFEST_NAME)
     rest = {name: msgspec.json.decode(table[name]) for name in table if name not in _UNDIGESTED}
-    return hashlib.sha256(msgspec.json.encode(rest, order="sorted")).hexdigest()
+    run = msgspec.json.decode(table["run"])
+    digests = (
+        hashlib.sha256(msgspec.json.encode(it, order="sorted")).hexdigest() for it in (rest, run)
+    )
+    own, of_run = digests
+    return own, of_run
 
 
 def read_manifest(root: Path) -> Manifest:

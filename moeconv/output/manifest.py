@@ -254,6 +254,8 @@ class Manifest:
         Digests of the source tensors.
     digest
         SHA-256 of all this but `run`, as JSON without spaces, its names sorted.
+    run_digest
+        SHA-256 of `run`, likewise.
     """
 
     format: int
@@ -274,6 +276,7 @@ class Manifest:
     sources: tuple[SourceDigest, ...]
     run: RunEntry
     digest: str = ""
+    run_digest: str = ""
 
     def entries(self) -> Iterator[Entry]:
         """Return every tensor of the directory."""

@@ -22,6 +22,7 @@ from moeconv.kernels.scalars import source_scale
 from moeconv.layouts.verbs import GlobalScale, is_lossless
 from moeconv.planning.jobs import Converted, Passthrough
 from moeconv.restoration.origin import locate, plan_again
+from moeconv.restoration.sourcefiles import check_source_files
 from moeconv.restoration.witness import Witness, Witnessed
 from moeconv.sourcing import open_source
 
@@ -56,9 +57,10 @@ def compare_with_source(
     SourceError
         The source cannot be read.
     VerifyError
-        It is another checkpoint, or some bytes differ.
+        It is another checkpoint, has other files, or some bytes differ.
     """
     checkpoint = open_source(str(source))
+    check_source_files(manifest, checkpoint)
     plan = plan_again(manifest, checkpoint)
     where = locate(manifest, plan, source)
     sizes = expert_sizes(plan.jobs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moeconv.checkpoint.sidefiles import WEIGHT_SUFFIXES
 from moeconv.conversion.pipeline import Moved
 from moeconv.errors import UnsupportedError
 from moeconv.output.contents import by_file
@@ -14,7 +13,8 @@ from moeconv.output.names import MANIFEST_NAME
 from moeconv.output.remote import RemoteModel
 from moeconv.output.tree import Held, holds
 from moeconv.verification.digests import Subset, check_digests
-from moeconv.verification.verify import Verified, fail
+from moeconv.verification.structure import fail, strays
+from moeconv.verification.verify import Verified
 
 
 def verify_remote(
@@ -46,11 +46,8 @@ def verify_remote(
         said = {(e.name, e.dtype, e.shape, e.begin, e.end) for e in entries}
         odd = sorted({name for name, *_ in model.header(file) ^ said})
         problems += [f"`{name}` in `{file}` is not as `{MANIFEST_NAME}` says" for name in odd]
-    known = {entry.path for entry in manifest.files}
-    for name in sorted(set(model.tree) - known):
-        if name.removesuffix(".index.json").endswith(WEIGHT_SUFFIXES):
-            problems.append(f"`{name}` is not in `{MANIFEST_NAME}`")
-    fail(problems)
+    found = strays(model.tree, manifest)
+    fail([*problems, *found.problems])
     digests = sum(model.tree[entry.path].sha256 is not None for entry in manifest.files)
     if read_data:
         digests = 0
@@ -59,7 +56,8 @@ def verify_remote(
                 yield event
             else:
                 digests += 1
-    yield Verified(len(manifest.files), len(list(manifest.entries())), digests)
+    tensors = len(list(manifest.entries()))
+    yield Verified(len(manifest.files), tensors, digests, others=found.others)
 
 
 def _file_problems(model: RemoteModel, entry: FileEntry) -> Iterator[str]:
