@@ -12,7 +12,6 @@ from moeconv.conversion.convert import convert as run
 from moeconv.conversion.pipeline import Moved
 from moeconv.conversion.provenance import note_digests
 from moeconv.conversion.survey import check_share, survey_all
-from moeconv.errors import VerifyError
 from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
@@ -181,5 +180,5 @@ def verify(
     for event in run_verify(Path(out), pick(device), read_data=wanted, source=source):
         if isinstance(event, Verified):
             return event
-    message = f"`{out}` was read to the end without a result"
-    raise VerifyError(message)
+    message = "verification ended without a result"
+    raise AssertionError(message)

@@ -9,7 +9,7 @@ from pathlib import Path
 from moeconv import report
 from moeconv.commands.recheck import recheck, recheck_finished
 from moeconv.conversion.seal import seal
-from moeconv.errors import UnsupportedError, VerifyError
+from moeconv.errors import UnsupportedError
 from moeconv.kernels import pick
 from moeconv.output.codec import read_manifest
 from moeconv.output.directory import OutputDirectory
@@ -63,7 +63,7 @@ def run_verify(
                 bar.advance(task, event.nbytes)
     if result is None:
         message = "verification ended without a result"
-        raise VerifyError(message)
+        raise AssertionError(message)
     if as_json:
         left_out = {"left_out": manifest.left_out}
         report.emit({"event": "verified", "out": where, **asdict(result), **left_out})
