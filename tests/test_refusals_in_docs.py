@@ -35,7 +35,7 @@ def _texts(node: ast.expr) -> Iterator[str]:
         case ast.Constant(value=str(text)):
             yield text
         case ast.JoinedStr(values=values):
-            yield "".join(v.value if isinstance(v, ast.Constant) else "…" for v in values)
+            yield "".join(str(v.value) if isinstance(v, ast.Constant) else "…" for v in values)
         case ast.IfExp(body=body, orelse=orelse):
             yield from (*_texts(body), *_texts(orelse))
         case ast.BinOp(left=left):
@@ -44,6 +44,8 @@ def _texts(node: ast.expr) -> Iterator[str]:
             yield from (text for element in elements for text in _texts(element))
         case ast.ListComp(elt=element) | ast.GeneratorExp(elt=element):
             yield from _texts(element)
+        case _:
+            pass
 
 
 def _given(function: ast.FunctionDef) -> Iterator[tuple[int, str, ast.expr]]:
@@ -56,6 +58,8 @@ def _given(function: ast.FunctionDef) -> Iterator[tuple[int, str, ast.expr]]:
                 | ast.Call(func=ast.Attribute(value=ast.Name(id="problems" as name)), args=[value])
             ):
                 yield node.lineno, name, value
+            case _:
+                pass
 
 
 def _first_name(node: ast.expr) -> str:
@@ -67,7 +71,8 @@ def _first_name(node: ast.expr) -> str:
             return name
         case ast.BinOp(left=left):
             return _first_name(left)
-    return ""
+        case _:
+            return ""
 
 
 def _messages(function: ast.FunctionDef) -> Iterator[tuple[int, str]]:
