@@ -18,7 +18,7 @@ def load_memory() -> str:
     loads = json.loads((FIGURES / "load-memory.json").read_text())["loads"]
     left, top, width, height = 60, 40, 740, 250
     seconds = max(load["rows"][-1][0] for load in loads)
-    most = max(row[2] for load in loads for row in load["rows"])
+    most = 1.08 * max(row[2] for load in loads for row in load["rows"])
 
     def at(second: float, nbytes: float) -> tuple[float, float]:
         return left + width * second / seconds, top + height * (1 - nbytes / most)
@@ -41,7 +41,8 @@ def load_memory() -> str:
         anchor = 'text-anchor="end" ' if x > left + width / 2 else ""
         shift = -6 if anchor else 6
         parts.append(label(x + shift, top + 12, text, f'{anchor}fill="{colour}"'))
-    note = "thick: allocated; thin: reserved by PyTorch"
+    peaks = ", ".join(f"{it['loader']} {it['peaks']['allocated'] / 1e9:.1f} GB" for it in loads)
+    note = f"thick: allocated, each 10 ms (peaks between: {peaks}); thin: reserved by PyTorch"
     parts.append(label(left, 24, note, 'font-size="11"'))
     what = "GPU memory while vLLM loads an NVFP4 model, by its own loader and by moeconv's"
     return picture(830, top + height + 36, what, parts)

@@ -17,8 +17,8 @@ LINE: Final = ("SRC", "Checkpoint", "Plan", "ShardRecords", "Manifest", "ok")
 """What the one line carries, and below: the calls that lead from each to the next."""
 CALLS: Final = ("open_checkpoint", "plan_for", "convert", "seal", "verify")
 WIDTH, LEFT, GAP = 960, 20, 5
-HIGH, LOW = 46, 24
-"""Heights of a floor of several rooms, and of one that a single room fills."""
+LOW, ROW = 24, 11
+"""Heights of a floor that a single room fills, and of a line of its question in any other."""
 
 
 def house() -> str:
@@ -27,9 +27,10 @@ def house() -> str:
     top = 96
     for floor in _floors():
         width = (WIDTH - 2 * LEFT - 40 - GAP * (len(floor) - 1)) / len(floor)
-        height = HIGH if len(floor) > 1 else LOW
+        asked = [_asked(room, width) for room in floor]
+        height = LOW + ROW * max(map(len, asked)) if len(floor) > 1 else LOW
         for i, room in enumerate(floor):
-            parts += _room(room, (LEFT + (width + GAP) * i, top), (width, height))
+            parts += _room(room, asked[i], (LEFT + (width + GAP) * i, top), (width, height))
         top += height + GAP
     side = WIDTH - LEFT - 12
     parts += [
@@ -44,7 +45,7 @@ def house() -> str:
 
 def _line() -> list[str]:
     """Return the line: its nouns as boxes, its verbs over the arrows."""
-    width, parts = 96, []
+    width, parts = 108, []
     step = (WIDTH - 2 * LEFT - width) / (len(LINE) - 1)
     for i, noun in enumerate(LINE):
         x = LEFT + step * i
@@ -76,24 +77,33 @@ def _path(room: str) -> Path | None:
     return None
 
 
-def _room(room: str, at: tuple[float, float], size: tuple[float, float]) -> list[str]:
-    """Return a room: its name, and the question that it answers."""
+def _file(room: str) -> Path:
     path = _path(room)
     assert path is not None
-    about = " ".join(
-        (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].split()
-    )
+    return path
+
+
+def _asked(room: str, width: float) -> list[str]:
+    """Return the question that a room answers, in lines that fit a width."""
+    said = ast.get_docstring(ast.parse(_file(room).read_text())) or ""
+    about = " ".join(said.split("\n\n")[0].split())
     question = re.split(r"(?<=[?.:;])\s", about)[0].rstrip(".:;").replace("`", "")
-    folder = path.name == "__init__.py"
+    return textwrap.wrap(question, int(width / 5.6))
+
+
+def _room(
+    room: str, asked: list[str], at: tuple[float, float], size: tuple[float, float]
+) -> list[str]:
+    """Return a room: its name, and below or beside it the question that it answers."""
+    folder = _file(room).name == "__init__.py"
     x, y = at
-    beside = 0 if size[1] == HIGH else 120
-    lines = textwrap.wrap(question, int((size[0] - beside) / 5.6), max_lines=2, placeholder=" …")
+    beside = 120 if size[1] == LOW else 0
     return [
         box(x, y, size, RANKS[2] if folder else BLANK, 0.35 if folder else 0.7),
         label(x + 6, y + 15, f"{room}/" if folder else room, 'font-weight="bold"'),
         *(
-            label(x + 6 + beside, y + (15 if beside else 28) + 11 * i, text, 'font-size="9.5"')
-            for i, text in enumerate(lines)
+            label(x + 6 + beside, y + (15 if beside else 28) + ROW * i, text, 'font-size="9.5"')
+            for i, text in enumerate(asked)
         ),
     ]
 

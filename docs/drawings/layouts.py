@@ -42,7 +42,7 @@ def overview() -> str:
         ]
         parts.append(label(398, top + 18, f"unit {unit}"))
     parts += arrow(446, 152, 40)
-    parts.append(label(500, 90, "one expert in the file: unit after unit,"))
+    parts.append(label(500, 90, "w13 of one expert in the file: unit after unit,"))
     parts.append(label(500, 106, "each cut into H/64 blocks of 32 rows × 128 bytes"))
     for unit in range(8):
         for block in range(2):
@@ -79,7 +79,9 @@ def rows() -> str:
             text = f"gate {row}" if is_gate else f"up {row - UNIT // 2}"
             y = top + pitch * at
             parts.append(box(x, y, (width, pitch), GATE if is_gate else UP))
-            style = 'text-anchor="middle" font-size="10"' + (' fill="#ffffff"' if is_gate else "")
+            style = (
+                f'text-anchor="middle" font-size="10" fill="{"#ffffff" if is_gate else "#222222"}"'
+            )
             parts.append(label(x + width / 2, y + 11, text, style))
     parts += arrow(440, top + 16 * pitch, 44)
     parts.append(label(500, 30, "cut into K blocks", 'font-weight="bold"'))
@@ -100,8 +102,8 @@ def ranks() -> str:
     """One expert's w13 in the engine's order and in the stored order, for four ranks."""
     units, blocks, cell, left = 8, 4, 24, 20
     orders: tuple[tuple[str, Callable[[int], int]], ...] = (
-        ("engine's order  [H/64, M, 64]: K block after K block", lambda at: at % units),
-        ("stored order  [M/32, H/64, 32, 64]: unit after unit", lambda at: at // blocks),
+        ("engine's order  [H/64, 2I, 64]: K block after K block", lambda at: at % units),
+        ("stored order  [2I/32, H/64, 32, 64]: unit after unit", lambda at: at // blocks),
     )
     parts = []
     for i, (name, unit_at) in enumerate(orders):
@@ -125,7 +127,8 @@ def ranks() -> str:
         parts.append(label(left + cell * runs[0][0], top + 64, text))
     for rank in range(4):
         x = left + 110 * rank
-        parts += [box(x, 252, (14, 14), RANKS[rank]), label(x + 20, 264, f"rank {rank}")]
+        opacity = 1 if rank == 1 else 0.4
+        parts += [box(x, 252, (14, 14), RANKS[rank], opacity), label(x + 20, 264, f"rank {rank}")]
     parts.append(label(left + 450, 264, "drawn with 8 units and 4 K blocks"))
     return picture(808, 282, "What one rank of four reads, in two orders", parts)
 
