@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +19,7 @@ from moeconv.families import FAMILIES
 if TYPE_CHECKING:
     from moeconv.checkpoint.origin import Origin
     from moeconv.checkpoint.types import Checkpoint
+    from moeconv.output.records import Asked
 
 _WORD: Final = r"[A-Za-z0-9][\w.-]*"
 _REPO: Final = re.compile(rf"({_WORD}/{_WORD})(?:@([\w./-]+))?", re.ASCII)
@@ -45,10 +46,40 @@ def open_source(source: str, *, keep: bool = False) -> Checkpoint:
     UnsupportedError
         It is converted already, or holds no safetensors weights.
     """
-    origin = find_origin(source)
+    return open_found(find_source(source), keep=keep)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a person named, where that is, and the revision of it that is meant."""
+
+    source: str
+    origin: Origin
+    revision: str | None = None
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether it is a repository with a converted model in it."""
+        return self.origin.repo is not None and self.origin.holds(MANIFEST_NAME)
+
+
+def find_source(source: str) -> Found:
+    """Return the place that a person named, whatever is in it; see `open_source`."""
+    found = None if is_local(source) else _repository(source)
+    if found is None:
+        return Found(source, LocalOrigin(Path(source)))
+    from moeconv.checkpoint.hub import find_on_hub
+
+    repo, revision = found
+    return Found(source, find_on_hub(repo, revision), revision or "main")
+
+
+def open_found(found: Found, *, keep: bool = False) -> Checkpoint:
+    """Open the checkpoint at a place; see `open_source`."""
+    source, origin = found.source, found.origin
     if origin.repo is None:
         return open_checkpoint(source)
-    if origin.holds(MANIFEST_NAME):
+    if found.is_converted:
         message = f"`{source}` is already converted: it holds `{MANIFEST_NAME}`"
         hint = f"point at the original checkpoint; `moeconv inspect {source}` shows this one"
         raise UnsupportedError(message, hint=hint)
@@ -59,17 +90,23 @@ def open_source(source: str, *, keep: bool = False) -> Checkpoint:
         checkpoint = open_origin(fetch(checkpoint, origin))
     which = "" if origin.repo in source else f"`{origin.repo}` "
     note = f"`{source}` is {which}on the Hub, at commit {origin.commit}"
-    return replace(checkpoint, notes=(note,))
+    return replace(checkpoint, asked=found.revision, notes=(note,))
 
 
-def find_origin(source: str) -> Origin:
-    """Return the place that a person named, be it a checkpoint or not; see `open_source`."""
-    found = None if is_local(source) else _repository(source)
-    if found is None:
-        return LocalOrigin(Path(source))
-    from moeconv.checkpoint.hub import find_on_hub
+def pinned(checkpoint: Checkpoint, begun: Asked | None) -> str | None:
+    """Return what to open in place of a checkpoint whose branch has moved since a run began.
 
-    return find_on_hub(*found)
+    Parameters
+    ----------
+    checkpoint
+        What was asked for now.
+    begun
+        What the run began with, if one did.
+    """
+    origin = checkpoint.origin
+    if begun is None or (begun.repo, begun.revision) != (origin.repo, checkpoint.asked):
+        return None
+    return None if begun.commit == origin.commit else f"{begun.repo}@{begun.commit}"
 
 
 def is_local(source: str) -> bool:

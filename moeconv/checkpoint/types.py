@@ -146,6 +146,8 @@ class Checkpoint:
         What is odd about it, a sentence each, but harmless.
     indexes
         Size of each index of the weight files, by name.
+    asked
+        The branch, tag or commit of a repository that was asked for.
     notes
         What a person should know of how it was found, a sentence each.
     """
@@ -158,4 +160,5 @@ class Checkpoint:
     side_files: tuple[str, ...]
     warnings: tuple[str, ...] = field(default=())
     indexes: Mapping[str, int] = field(default_factory=dict)
+    asked: str | None = None
     notes: tuple[str, ...] = field(default=())

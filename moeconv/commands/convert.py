@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from moeconv import report
 from moeconv.checkpoint.hashing import hashed
 from moeconv.commands.options import Options
-from moeconv.commands.preview import surveyed, target_of
+from moeconv.commands.preview import began_with, surveyed, target_of
 from moeconv.commands.push import Sink, sink_for
 from moeconv.commands.recheck import recheck, recheck_finished
 from moeconv.commands.space import check_space, telling_what_is_missing
@@ -27,7 +27,7 @@ from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest
 from moeconv.output.ownership import check_output, is_finished
 from moeconv.output.place import check_apart, check_place, errors_below
-from moeconv.output.records import ShardRecord
+from moeconv.output.records import Asked, ShardRecord
 from moeconv.planning.acceptance import check_engines, start_commands
 from moeconv.planning.experts import find_experts
 from moeconv.planning.plan import Plan, facts_entries, known_facts, plan_for
@@ -76,8 +76,10 @@ def _decide(options: Options, wish: Wish, kernels: Kernels) -> _Decided:
     family = pick_family(checkpoint, options.family)
     experts = find_experts(checkpoint, family)
     layout = choose_layout(wish, experts.stacks, checkpoint.config)
-    plan = plan_for(checkpoint, family, experts, target_of(options, wish, layout, kernels))
     out = options.out or Path(out_name(checkpoint.name, layout, options.tp))
+    if began := began_with(checkpoint, out, options):
+        return _decide(began, wish, kernels)
+    plan = plan_for(checkpoint, family, experts, target_of(options, wish, layout, kernels))
     budget_for(plan.jobs, options.limits.beside(options.limits.ahead_bytes(checkpoint)), kernels)
     model = model_of(family, checkpoint.config, kinds_of(plan.stacks), checkpoint.tensors)
     for warning in (*plan.warnings, *check_engines(layout, model)):
@@ -120,6 +122,9 @@ def _fill(decided: _Decided, sink: Sink, options: Options, kernels: Kernels) -> 
     check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)
     directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
     directory.keep_facts(facts_entries(plan.facts or {}))
+    origin = checkpoint.origin
+    if origin.repo and origin.commit and checkpoint.asked:
+        directory.keep_asked(Asked(origin.repo, checkpoint.asked, origin.commit))
     if options.recheck:
         recheck(directory, [job.file for job in plan.jobs], "is done again")
     sink.adopt(directory, plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -22,6 +22,7 @@ from moeconv.errors import MoeconvError
 from moeconv.inspection.inspect import findings
 from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
+from moeconv.output.directory import OutputDirectory
 from moeconv.output.ownership import check_output
 from moeconv.output.place import check_apart, existing
 from moeconv.planning.acceptance import check_engines
@@ -31,7 +32,7 @@ from moeconv.planning.plan import Plan, Target, plan_for
 from moeconv.planning.recognition import pick_family
 from moeconv.planning.target import Wish, choose_layout, out_name
 from moeconv.planning.traits import kinds_of, model_of
-from moeconv.sourcing import is_local, open_source
+from moeconv.sourcing import is_local, open_source, pinned
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
@@ -64,8 +65,11 @@ def preview(options: Options, wish: Wish) -> None:
     if layout and not problems:
         with _noting(problems):
             target = target_of(options, wish, layout, kernels)
-            plan = plan_for(checkpoint, family, experts, target)
             out = options.out or Path(out_name(checkpoint.name, layout, options.tp))
+            if began := began_with(checkpoint, out, options):
+                preview(began, wish)
+                return
+            plan = plan_for(checkpoint, family, experts, target)
             problems += _obstacles(plan, out, options, kernels)
             outlook = None
             with _noting(problems):
@@ -80,6 +84,18 @@ def preview(options: Options, wish: Wish) -> None:
                 show_plan(plan, checkpoint, prospect, as_json=options.as_json)
     if problems:
         _refuse(problems, as_json=options.as_json)
+
+
+def began_with(checkpoint: Checkpoint, out: Path, options: Options) -> Options | None:
+    """Return the options with which a run goes on whose branch has moved since it began."""
+    began = OutputDirectory.kept_asked(out)
+    source = None if options.overwrite else pinned(checkpoint, began)
+    if source is None:
+        return None
+    report.note(
+        f"`{options.source}` has moved since `{out}` was begun, which goes on with `{source}`"
+    )
+    return replace(options, source=source)
 
 
 def target_of(options: Options, wish: Wish, layout: Layout, kernels: Kernels) -> Target:

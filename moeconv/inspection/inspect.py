@@ -34,7 +34,7 @@ from moeconv.planning.recognition import pick_family, reading_families
 from moeconv.planning.stacks import Experts, Stack
 from moeconv.planning.target import Wish, choose_layout
 from moeconv.planning.traits import Kind, Model, kind_of, kinds_of, model_of
-from moeconv.sourcing import find_origin, open_source
+from moeconv.sourcing import find_source, open_found
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint, Json
@@ -52,12 +52,13 @@ def inspect_source(source: str, family_name: str | None = None) -> Inspection:
         if is_there(root / MANIFEST_NAME):
             manifest, config = read_manifest(root), read_config(root)
             return _converted(_Place(source, root.resolve().name, source), manifest, config)
-        origin = find_origin(source)
-        if origin.repo and origin.holds(MANIFEST_NAME):
+        found = find_source(source)
+        if found.is_converted:
+            origin = found.origin
             manifest = parse_manifest(origin.read(MANIFEST_NAME, MOST_BYTES))
             place = _Place(origin.where, origin.name, f"{origin.repo} --revision {origin.commit}")
             return _converted(place, manifest, config_of(origin))
-        return _checkpoint(open_source(source), family_name)
+        return _checkpoint(open_found(found), family_name)
     except MoeconvError as problem:
         return Inspection(
             event="inspection",

@@ -3,6 +3,7 @@
     OUT/.moeconv/plan.json      the plan's id and what it is made of
     OUT/.moeconv/draft.json     the manifest without what only written shards tell
     OUT/.moeconv/runs/          how each share of the work went, where shares were given out
+    OUT/.moeconv/asked.json     the revision of a repository that was asked for, and its commit
     OUT/.moeconv/facts.json     what the survey of the scales found, where there is one
     OUT/.moeconv/records/N.json what job N wrote; its shard is durable before this is
     OUT/.moeconv/locks/N        held while job N runs; the system frees it with its process
@@ -30,7 +31,7 @@ from moeconv.output.manifest import FactsEntry, FileEntry, Manifest, RunEntry
 from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER, kept_name
 from moeconv.output.ownership import SEE_TO, check_begun, check_ours, check_plan, noted_plan
 from moeconv.output.place import check_place
-from moeconv.output.records import UPLOADED, KeptFacts, KeptRecord, ShardRecord
+from moeconv.output.records import UPLOADED, Asked, KeptFacts, KeptRecord, ShardRecord
 from moeconv.output.removal import remove
 from moeconv.output.shard import is_of_plan
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CHUNK_BYTES: Final = 1 << 20
+_ASKED: Final = "asked.json"
 _FACTS: Final = "facts.json"
 _DRAFT: Final = "draft.json"
 
@@ -153,6 +155,16 @@ class OutputDirectory:
         """Return what a survey found in an earlier run of a plan, if it is there."""
         kept = read_note(root / WORK_FOLDER / _FACTS, KeptFacts)
         return kept.facts if kept and kept.plan_id == plan_id else None
+
+    def keep_asked(self, asked: Asked) -> None:
+        """Note what a run is made from, if it is the first here."""
+        if not (self._work / _ASKED).exists():
+            self._note(self._work / _ASKED, encode(asked))
+
+    @staticmethod
+    def kept_asked(root: Path) -> Asked | None:
+        """Return what an unfinished run is made from, where that is a repository of the Hub."""
+        return read_note(root / WORK_FOLDER / _ASKED, Asked)
 
     def keep_draft(self, draft: Manifest) -> None:
         """Note what the manifest will say but for digests, for whoever seals."""

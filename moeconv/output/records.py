@@ -46,6 +46,15 @@ class KeptRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """The branch or tag of a repository that a run was asked for, and the commit it was at."""
+
+    repo: str
+    revision: str
+    commit: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeptFacts:
     """What a survey found for a plan: kept in `.moeconv/`, so that resuming does not repeat it."""
 

@@ -87,6 +87,37 @@ def test_a_revision_is_pinned_and_another_one_refused(
     runs.run(Path(f"{REPO}@{first}"), tmp_path / "out")
 
 
+def test_a_run_goes_on_with_the_commit_that_it_began_with(
+    hub: FakeHub, make_checkpoint: Callable[..., Path], tmp_path: Path
+):
+    source = make_checkpoint(hidden=256, intermediate=128)
+    first = hub.store.add_folder(REPO, source)
+    hub.store.repos[REPO].refs["dev"] = first.oid
+    args = ("--out", str(tmp_path / "out"), "--max-shard-size", "300kB", "--max-host-memory", "8MB")
+    hub.faults = [Fault("GET", "/cdn/", skip=20, times=99, status=404)]
+    stopped = _run("trtllm", REPO, *args)
+    assert stopped.returncode == 3, stopped.stderr
+    done = list((tmp_path / "out").glob("experts/*"))
+    assert done
+    hub.faults.clear()
+    second = hub.store.add(REPO, {"new.txt": b"new"})
+    for other in (f"{REPO}@{second.oid}", f"{REPO}@dev"):
+        hub.store.repos[REPO].refs["dev"] = second.oid
+        refused = _run("trtllm", other, *args)
+        assert refused.returncode == 5
+        assert "source revision" in refused.stderr
+    for dry in (["--dry-run"], []):
+        again = _run("trtllm", f"{REPO}@main", *args, *dry)
+        assert again.returncode == 0, again.stderr
+        assert f"goes on with `{REPO}@{first.oid}`" in " ".join(again.stderr.split())
+    manifest = json.loads((tmp_path / "out" / "moeconv.json").read_bytes())
+    assert manifest["source"]["revision"] == first.oid
+    assert manifest["run"]["jobs_resumed"] == len(done)
+    assert _shards(tmp_path / "out") == _shards(
+        runs.run(source, tmp_path / "plain", runs.Wanted(max_shard_bytes=300_000))
+    )
+
+
 @pytest.mark.parametrize("verb", ["inspect", "trtllm"])
 def test_a_look_costs_kilobytes(hub: FakeHub, tmp_path: Path, verb: str):
     from tests.test_memory import write_sparse
