@@ -31,6 +31,7 @@ from moeconv.planning.plan import Plan, Target, make_plan
 from moeconv.planning.sidecar import settle
 from moeconv.serving import open_converted
 from moeconv.sourcing import open_source
+from tests import forked
 
 COMMAND = (sys.executable, "-m", "moeconv")
 
@@ -113,16 +114,8 @@ def rank_bytes(
 def moeconv(
     *args: str | Path, cwd: Path | None = None, timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    """Run the real command."""
-    return subprocess.run(
-        [*COMMAND, *map(str, args)],
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    """Run the real command, in a process of its own that has imported most of what it needs."""
+    return forked.run([str(arg) for arg in args], cwd, timeout_s)
 
 
 def on_a_terminal(*args: str | Path) -> str:
