@@ -41,7 +41,7 @@ GROWS = ("pwrite", "write", "mkdir", "posix_fallocate")
 """Calls that a person without quota cannot make."""
 
 SAID = {
-    "full": "No space left on device; .* (are still to be written|no shard is missing), .* are free"
+    "full": "No space left on device; (.* are still to be written|no shard is missing), .* are free"
     "|are needed",
     "quota": "Disk quota exceeded; (.* are still to be written|no shard is missing)",
     "failing": "Input/output error",

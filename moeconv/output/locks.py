@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING
 
 import filelock
@@ -25,6 +27,7 @@ class Locks:
 
     def __init__(self, root: Path) -> None:
         self._root, self._folder = root, root / WORK_FOLDER / "locks"
+        self._place: tuple[int, int] | None = None
 
     def names(self) -> list[str]:
         """Return those that anybody has ever taken."""
@@ -46,10 +49,21 @@ class Locks:
         with writing(self._folder / name):
             try:
                 self._folder.mkdir(exist_ok=True)
-                return lock.acquire(timeout=-1 if wait else 0)
+                held = lock.acquire(timeout=-1 if wait else 0)
+                self._stay()
             except filelock.Timeout:
                 return None
             except (FileNotFoundError, FileExistsError):  # it goes between two looks
+                lock.release()
                 if not (self._root / MANIFEST_NAME).exists():
                     raise
                 return None
+        return held
+
+    def _stay(self) -> None:
+        """Refuse another folder of the name: the library makes it where the disk was unmounted."""
+        found = self._folder.stat()
+        place = found.st_dev, found.st_ino
+        self._place = self._place or place
+        if place != self._place:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
