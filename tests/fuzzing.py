@@ -10,8 +10,10 @@ import copy
 import json
 import random
 import resource
+import shutil
 import signal
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +22,17 @@ from typing import Any, Final
 
 from moeconv.checkpoint.header import read_header
 from moeconv.checkpoint.index import open_checkpoint
+from moeconv.conversion.budget import Limits
+from moeconv.conversion.convert import convert
+from moeconv.conversion.seal import seal
 from moeconv.errors import MoeconvError
 from moeconv.inspection.inspect import inspect_source
 from moeconv.kernels.cpu import CpuKernels
+from moeconv.output.directory import OutputDirectory
 from moeconv.planning.experts import find_experts
 from moeconv.planning.recognition import pick_family
 from moeconv.serving import open_converted
+from moeconv.share import Share
 from moeconv.verification.digests import Subset
 from moeconv.verification.verify import verify
 from tests import runs
@@ -101,6 +108,9 @@ def targets(folder: Path) -> dict[str, Target]:
             _read_converted,
         ),
     }
+    begun = _begun(source, folder / "begun")
+    notes = {"plan": "plan.json", "draft": "draft.json", "record": "records/0.json"}
+    where |= {kind: (begun, f".moeconv/{name}", _seal) for kind, name in notes.items()}
     return {
         kind: Target(root, name, (root / name).read_bytes(), read)
         for kind, (root, name, read) in where.items()
@@ -170,9 +180,22 @@ def _damaged(text: bytes, chance: random.Random) -> bytes:
 
 
 def _copy(root: Path, target: Path) -> Path:
-    import shutil
-
     return Path(shutil.copytree(root, target))
+
+
+def _begun(source: Path, out: Path) -> Path:
+    """Make a directory in which everything is done but to seal it."""
+    plan, checkpoint = runs.plan(source)
+    directory = OutputDirectory(out, plan.id, plan.identity)
+    only = Limits(1, 1 << 30, share=Share(only=True))
+    for _ in convert(plan, checkpoint, directory, CpuKernels(), only):
+        pass
+    return out
+
+
+def _seal(root: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=root.parent) as folder:
+        seal(_copy(root, Path(folder) / "out"))
 
 
 def _read_header(root: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -14,9 +17,14 @@ from hypothesis import strategies as st
 
 from tests.fuzzing import Target, changed, targets
 
-KINDS = ("header", "index", "config", "manifest", "converted-config", "converted-header")
-NIGHTLY = 17_000
+KINDS = (
+    *("header", "index", "config", "manifest", "converted-config", "converted-header"),
+    *("plan", "draft", "record"),
+)
+NIGHTLY = 12_000
 """Inputs of each kind: more than 100,000 in all."""
+
+GUIDED_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +60,15 @@ def test_no_input_of_many_is_a_traceback(made, kind, record):
 
     attempt()
     record(f"fuzzing: {kind}", sum(results.values()), "a result or an error in words")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_input_that_reaches_something_new_is_a_traceback(tmp_path, kind, record):
+    pytest.importorskip("atheris", reason="no wheels for every Python")
+    script = str(Path(__file__).with_name("guided.py"))
+    command = [sys.executable, "-P", script, kind, str(tmp_path), str(GUIDED_S)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    tried = int(re.findall(r"number_of_executed_units: (\d+)", done.stderr)[-1])
+    record(f"fuzzing, led by coverage: {kind}", tried, "a result or an error in words")

@@ -10,6 +10,7 @@ from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest
 from moeconv.output.names import kept_name
 from moeconv.output.records import ShardRecord
+from moeconv.paths import is_below
 
 _SHOWN = 5
 
@@ -45,8 +46,8 @@ def seal(out: Path) -> Manifest:
         raise OutputError(message, hint=hint)
     with directory.present(), directory.sealing() as is_mine:
         if is_mine:
-            names = [kept_name(name) for name in draft.plan["side files"].splitlines()]
-            absent = [name for name in names if not (out / name).is_file()]
+            names = [kept_name(name) for name in draft.plan.get("side files", "").splitlines()]
+            absent = [it for it in names if not (is_below(it) and (out / it).is_file())]
             if absent:
                 message = f"`{out}` lacks `{absent[0]}`, a small file of the checkpoint"
                 raise OutputError(message, hint="copy it there from the checkpoint")

@@ -21,6 +21,7 @@ MOST_BYTES: Final = 1 << 29
 """The largest manifest or note that is read."""
 
 _UNDIGESTED: Final = ("run", "run_digest", "digest")
+_AGAIN: Final = "copy it again, or convert again with `--overwrite`"
 
 _T = TypeVar("_T")
 
@@ -36,11 +37,11 @@ def decode(data: bytes, kind: type[_T], what: str) -> _T:
     Raises
     ------
     VerifyError
-        The JSON is broken, or a field is missing or of another type.
+        The JSON is broken or too deep, or a field is missing or of another type.
     """
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         message = f"`{what}` cannot be read: {error}"
         raise VerifyError(message) from error
 
@@ -70,7 +71,12 @@ def check_unchanged(data: bytes) -> None:
     found = decode(data, _Digests, MANIFEST_NAME)
     if (found.digest, found.run_digest) != _own_digests(data):
         message = f"`{MANIFEST_NAME}` was changed after the conversion: its own digest differs"
-        raise VerifyError(message, hint="copy it again, or convert again with `--overwrite`")
+        raise VerifyError(message, hint=_AGAIN)
+    # A parser keeps one of two fields of a name; what lays out the text keeps both.
+    once = msgspec.json.encode(decode(data, object, MANIFEST_NAME))
+    if len(once) < len(msgspec.json.format(data, indent=-1)):
+        message = f"`{MANIFEST_NAME}` was changed after the conversion: a field is there twice"
+        raise VerifyError(message, hint=_AGAIN)
 
 
 class _Digests(msgspec.Struct):
@@ -85,13 +91,12 @@ def _own_digests(data: bytes) -> tuple[str, str]:
 
     Two conversions of the same plan differ in the latter alone.
     """
-    table = decode(data, dict[str, msgspec.Raw], MANIFEST_NAME)
-    rest = {name: msgspec.json.decode(table[name]) for name in table if name not in _UNDIGESTED}
-    run = msgspec.json.decode(table["run"])
-    digests = (
-        hashlib.sha256(msgspec.json.encode(it, order="sorted")).hexdigest() for it in (rest, run)
+    table = decode(data, dict[str, object], MANIFEST_NAME)
+    rest = {name: table[name] for name in table if name not in _UNDIGESTED}
+    own, of_run = (
+        hashlib.sha256(msgspec.json.encode(it, order="sorted")).hexdigest()
+        for it in (rest, table["run"])
     )
-    own, of_run = digests
     return own, of_run
 
 
@@ -133,11 +138,11 @@ def parse_manifest(data: bytes) -> Manifest:
     if manifest.format != FORMAT:
         message = f"`{MANIFEST_NAME}` has format {manifest.format}, expected {FORMAT}"
         raise VerifyError(message, hint="it was written by another version of moeconv")
-    _check_names(manifest)
+    check_names(manifest)
     return manifest
 
 
-def _check_names(manifest: Manifest) -> None:
+def check_names(manifest: Manifest) -> None:
     """Refuse names that lead out of the directory, whoever wrote them."""
     names = {entry.path for entry in manifest.files}
     names |= {entry.file for entry in manifest.entries()}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moeconv.output.manifest import FileEntry, Manifest, RunEntry
+from moeconv.errors import VerifyError
+from moeconv.output.manifest import Entry, FileEntry, Manifest, RunEntry
 from moeconv.output.records import ShardRecord
 
 
@@ -24,23 +25,30 @@ def complete(
         Size and digest of the other files.
     run
         How it went.
+
+    Raises
+    ------
+    VerifyError
+        The records are not of the draft.
     """
-    digests: dict[tuple[str, str], tuple[str, ...]] = {
-        (shard.file, tensor.name): tensor.xxh3 for shard in shards for tensor in shard.tensors
-    }
+    known = {(shard.file, tensor.name): tensor.xxh3 for shard in shards for tensor in shard.tensors}
+
+    def digests(entry: Entry) -> tuple[str, ...]:
+        found = known.get((entry.file, entry.name))
+        if not found:
+            message = f"`{entry.name}` is in no record of `{entry.file}`"
+            raise VerifyError(message, hint="the command that converts makes what is missing")
+        return found
+
     kept = tuple(
-        replace(entry, xxh3=digests[entry.file, entry.name][0])
+        replace(entry, xxh3=digests(entry)[0])
         for entry in (draft.restore.kept if draft.restore else ())
     )
     return replace(
         draft,
         restore=draft.restore and replace(draft.restore, kept=kept),
-        tensors=tuple(
-            replace(entry, xxh3=digests[entry.file, entry.name]) for entry in draft.tensors
-        ),
-        weights=tuple(
-            replace(entry, xxh3=digests[entry.file, entry.name][0]) for entry in draft.weights
-        ),
+        tensors=tuple(replace(entry, xxh3=digests(entry)) for entry in draft.tensors),
+        weights=tuple(replace(entry, xxh3=digests(entry)[0]) for entry in draft.weights),
         files=(*(FileEntry(shard.file, shard.size, shard.sha256) for shard in shards), *side_files),
         sources=tuple(digest for shard in shards for digest in shard.sources),
         run=run,

@@ -21,10 +21,18 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from moeconv.errors import OutputError, SourceError
-from moeconv.output.codec import decode, encode, encode_sealed, read_manifest, read_note
+from moeconv.errors import OutputError, SourceError, VerifyError
+from moeconv.output.codec import (
+    MOST_BYTES,
+    check_names,
+    decode,
+    encode,
+    encode_sealed,
+    read_manifest,
+    read_note,
+)
 from moeconv.output.durable import write_file, writing
 from moeconv.output.locks import Locks
 from moeconv.output.manifest import FactsEntry, FileEntry, Manifest, RunEntry
@@ -34,6 +42,7 @@ from moeconv.output.place import check_place
 from moeconv.output.records import UPLOADED, Asked, KeptFacts, KeptRecord, ShardRecord
 from moeconv.output.removal import remove
 from moeconv.output.shard import is_of_plan
+from moeconv.paths import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +51,8 @@ _CHUNK_BYTES: Final = 1 << 20
 _ASKED: Final = "asked.json"
 _FACTS: Final = "facts.json"
 _DRAFT: Final = "draft.json"
+
+_T = TypeVar("_T")
 
 
 class OutputDirectory:
@@ -94,13 +105,11 @@ class OutputDirectory:
         if (root / MANIFEST_NAME).exists():
             manifest = read_manifest(root)
             return cls(root, manifest.plan_id, manifest.plan)
-        try:
-            data = (root / WORK_FOLDER / "plan.json").read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+        plan = noted_plan(root)
+        if plan is None:
             message = f"`{root}` holds no conversion that has begun: there is no `{WORK_FOLDER}/`"
             hint = "give the directory that `--out` named, with its hidden files"
-            raise OutputError(message, hint=hint) from None
-        plan = decode(data, dict[str, str], f"{WORK_FOLDER}/plan.json")
+            raise OutputError(message, hint=hint)
         return cls(root, plan.pop("id", ""), plan)
 
     @contextlib.contextmanager
@@ -178,9 +187,9 @@ class OutputDirectory:
         VerifyError
             It is not there or broken.
         """
-        path = self._work / _DRAFT
-        data = path.read_bytes() if path.exists() else b""
-        return decode(data, Manifest, f"{WORK_FOLDER}/{_DRAFT}")
+        draft = self._noted(_DRAFT, Manifest)
+        check_names(draft)
+        return draft
 
     def add_run(self, name: str, run: RunEntry) -> None:
         """Note how a share of the work went."""
@@ -189,8 +198,7 @@ class OutputDirectory:
     def runs(self) -> list[RunEntry]:
         """Return how the shares went that were noted."""
         paths = sorted((self._work / "runs").glob("*.json"))
-        names = {path: f"{WORK_FOLDER}/runs/{path.name}" for path in paths}
-        return [decode(path.read_bytes(), RunEntry, names[path]) for path in paths]
+        return [self._noted(f"runs/{path.name}", RunEntry) for path in paths]
 
     def add_record(self, number: int, record: ShardRecord) -> None:
         """Note that a job is done; its shard must be durable by now."""
@@ -252,6 +260,15 @@ class OutputDirectory:
         for name in names:
             path = self.root / kept_name(name)
             write_file(path, chunks(name), self._work / "tmp")
+
+    def _noted(self, name: str, kind: type[_T]) -> _T:
+        path, what = self._work / name, f"{WORK_FOLDER}/{name}"
+        try:
+            data = read_regular(path, MOST_BYTES)
+        except OSError as error:
+            message = f"`{what}` cannot be read: {error.strerror}"
+            raise VerifyError(message) from error
+        return decode(data, kind, what)
 
     def _write(self, path: Path, data: bytes) -> None:
         write_file(path, (data,), self._work / "tmp")

@@ -53,10 +53,7 @@ def check_begun(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
     OutputError
         It is one.
     """
-    theirs = noted_plan(root)
-    if theirs is None:
-        message = f"`{root / WORK_FOLDER / 'plan.json'}` cannot be read as JSON"
-        raise OutputError(message, hint="give another `--out`, or `--overwrite` to replace it")
+    theirs = noted_plan(root) or {}
     if theirs.get("id") != plan_id:
         message = f"`{root}` holds another plan, which differs in "
         message += _differences(theirs, identity)
@@ -65,18 +62,23 @@ def check_begun(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
 
 
 def noted_plan(root: Path) -> dict[str, str] | None:
-    """Return the plan that has begun in a directory; `None` where there is none, or a broken note.
+    """Return the plan that has begun in a directory; `None` where there is none.
 
     Raises
     ------
     OutputError
-        The disk does not let it be read.
+        The note of it is broken, or the disk does not let it be read.
     """
     path = root / WORK_FOLDER / "plan.json"
     try:
         return decode(read_regular(path, MOST_BYTES), dict[str, str], path.name)
-    except (FileNotFoundError, VerifyError):
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except VerifyError as error:
+        message = f"`{path}` cannot be read as JSON"
+        raise OutputError(
+            message, hint="give another `--out`, or `--overwrite` to replace it"
+        ) from error
     except OSError as error:
         message = f"`{path}` cannot be read: {error.strerror}"
         raise OutputError(message, hint=SEE_TO) from error
