@@ -97,7 +97,7 @@ def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
     if sink.is_there(checkpoint) or _is_done(decided, sink, options):
         return
     started_s = time.monotonic()
-    kept = OutputDirectory.kept_facts(out, plan.id)
+    kept = OutputDirectory.kept_facts(out, plan.id) or sink.known_facts()
     if kept is not None:
         plan = settle(plan, checkpoint, known_facts(kept))
     plan = surveyed(plan, checkpoint, options.max_lost_share)

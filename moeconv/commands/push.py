@@ -18,7 +18,8 @@ from moeconv.output.codec import read_manifest
 from moeconv.output.hub import Destination, Repository
 from moeconv.output.manifest import Manifest
 from moeconv.output.names import SOURCE_CARD
-from moeconv.output.records import ShardRecord
+from moeconv.output.records import KeptFacts, ShardRecord
+from moeconv.planning.plan import facts_entries
 from moeconv.publishing.outlook import look
 from moeconv.publishing.publish import (
     Content,
@@ -26,6 +27,8 @@ from moeconv.publishing.publish import (
     adopt,
     along,
     finish,
+    known_facts,
+    share_facts,
     unsent,
 )
 from moeconv.publishing.uploads import Book, Bound, Sent, Uploads
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
     from moeconv.commands.options import Options
     from moeconv.output.directory import OutputDirectory
+    from moeconv.output.manifest import FactsEntry
     from moeconv.planning.plan import Plan
 
 _T = TypeVar("_T")
@@ -46,6 +50,10 @@ class Keep:
         """Nothing is anywhere else."""
         del checkpoint
         return False
+
+    def known_facts(self) -> tuple[FactsEntry, ...] | None:
+        """Nobody has looked at the scales anywhere else."""
+        return None
 
     def adopt(self, directory: OutputDirectory, plan: Plan) -> None:
         """Nothing was done anywhere else."""
@@ -114,6 +122,10 @@ class Push:
         _show(published, as_json=self._as_json)
         return True
 
+    def known_facts(self) -> tuple[FactsEntry, ...] | None:
+        """Return what another machine found in the scales, if one did."""
+        return known_facts(self._repository, self._plan.id)
+
     def adopt(self, directory: OutputDirectory, plan: Plan) -> None:
         """Take over what earlier runs, here or elsewhere, brought to the Hub.
 
@@ -121,6 +133,7 @@ class Push:
         """
         self._plan = plan
         directory.is_published = True
+        share_facts(self._repository, KeptFacts(plan.id, facts_entries(plan.facts or {})))
         adopt(directory, [job.file for job in self._plan.jobs], self._repository)
 
     def along(

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from moeconv.errors import OutputError, VerifyError
-from moeconv.output.codec import decode, parse_manifest
+from moeconv.output.codec import decode, encode, parse_manifest
 from moeconv.output.hub import Repository, addition, copy, removal
-from moeconv.output.manifest import FileEntry, Manifest
+from moeconv.output.manifest import FactsEntry, FileEntry, Manifest
 from moeconv.output.names import MANIFEST_NAME
-from moeconv.output.records import UPLOADED, WRITTEN, ShardRecord
+from moeconv.output.records import UPLOADED, WRITTEN, KeptFacts, ShardRecord
 from moeconv.output.tree import Held, holds
 from moeconv.publishing.uploads import RECORDS, Sent, Uploads
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from moeconv.output.hub import Operation
 
 CARD: Final = "README.md"
+FACTS: Final = ".moeconv/facts.json"
+"""Where the work branch has what was found in the scales, once for all machines."""
 
 _SHARDS: Final = ("experts/", "restore/", "weights/")
 _WEIGHTS: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".gguf")
@@ -96,6 +98,20 @@ def adopt(directory: OutputDirectory, files: Sequence[str], repository: Reposito
                 directory.add_record(number, theirs)
         elif record and record.state == UPLOADED and not _has(there, _entry(record)):
             directory.add_record(number, replace(record, state=WRITTEN))  # it went elsewhere
+
+
+def known_facts(repository: Repository, plan_id: str) -> tuple[FactsEntry, ...] | None:
+    """Return what another machine found in the scales of a plan, if it brought that along."""
+    if FACTS not in repository.files(repository.work):
+        return None
+    kept = decode(repository.read(FACTS, repository.work), KeptFacts, FACTS)
+    return kept.facts if kept.plan_id == plan_id else None
+
+
+def share_facts(repository: Repository, kept: KeptFacts) -> None:
+    """Bring what was found in the scales to the work branch, for machines that begin later."""
+    if kept.facts and FACTS not in repository.files(repository.work):
+        repository.keep([addition(FACTS, encode(kept))], "Add what the scales are like")
 
 
 def along(
