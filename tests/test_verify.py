@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,15 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from moeconv.conversion.pipeline import Moved
 from moeconv.errors import SourceError, VerifyError
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.codec import read_manifest
-from moeconv.verification.digests import Subset
+from moeconv.output.contents import by_file
+from moeconv.output.files import Files
+from moeconv.output.manifest import TensorEntry
+from moeconv.verification.digests import Subset, check_digests
 from moeconv.verification.verify import Verified, bytes_to_move, verify
 from tests import runs
+from tests.fp4.models import Model
 from tests.runs import Wanted
+from tests.sources import Tiny, write_tiny
 
 STORAGES = ("per-expert", "stacked", "transposed", "plain")
 
@@ -175,6 +183,41 @@ def test_parts_of_the_digests_are_all_of_them_together(source, converted):
     assert max(parts) - min(parts) <= 1
 
 
+class Reads(Files):
+    """The files of a directory; notes which ranges were read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.ranges: list[tuple[str, int, int]] = []
+
+    def read(self, file: str, begin: int, out: Any) -> None:
+        self.ranges.append((file, begin, begin + out.nbytes))
+        super().read(file, begin, out)
+
+
+@given(parts=st.integers(1, 40), width=st.integers(1, 3))
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_all_parts_together_read_every_byte_of_data_once(converted, parts, width):
+    manifest = read_manifest(converted)
+    read, equal = [], 0
+    for part in range(1, parts + 1):
+        with Reads(converted) as files:
+            events = check_digests(files, manifest, Subset(part, parts), width=width)
+            equal += sum(event.digests for event in events)
+            read += files.ranges
+    assert len(read) == len({*read}), "no range twice"
+    shards = by_file(manifest)
+    for entry in manifest.files:
+        at = min((it.begin for it in shards.get(entry.path, ())), default=0) if parts > 1 else 0
+        for _, begin, end in sorted(it for it in read if it[0] == entry.path):
+            assert begin == at
+            at = end
+        assert at == (entry.size if entry.path in shards or parts == 1 else 0)
+    experts = sum(len(it.xxh3) for it in manifest.tensors)
+    others = sum(not isinstance(it, TensorEntry) for it in manifest.entries())
+    assert equal == experts + others + (len(manifest.files) if parts == 1 else 0)
+
+
 def test_one_bit_is_in_one_part(converted):
     path = next(converted.glob("experts/*layers.1*"))
     flip(path, -1)
@@ -224,13 +267,30 @@ def test_a_manifest_from_another_directory_is_named(make_checkpoint, tmp_path):
         verified(one)
 
 
-def test_digests_need_no_torch(converted):
-    """Also where torch is installed, it is not imported for them."""
+@pytest.mark.parametrize("kind", ["bf16", "nvfp4"])
+def test_nothing_of_it_needs_torch(tmp_path, kind):
+    """Also where torch is installed, it is not imported; what only it can check is said."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    if kind == "bf16":
+        write_tiny(source, Tiny(layers=1))
+    else:
+        Model("modelopt", layers=1, experts=2, hidden=64, intermediate=64).write(source)
+    verb = {"bf16": "trtllm", "nvfp4": "marlin-fp4"}[kind]
+    runs.invoke(verb, source, "--out", out, "--device", "cpu")
     code = (
-        "import sys; sys.modules['torch'] = None; sys.argv[0] = 'moeconv'; "
-        "from moeconv.cli import main; main()"
+        "import sys; sys.modules['torch'] = sys.modules['flashinfer'] = None; "
+        "sys.argv[0] = 'moeconv'; from moeconv.cli import main; main()"
     )
-    args = [sys.executable, "-c", code, "verify", str(converted), "--read-data", "--device", "cpu"]
-    done = subprocess.run(args, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "equal" in done.stderr
+    for args, words in (
+        (("--read-data", "--source", source), r"sample +\d+ not checked by others"),
+        (("--read-data",), r"digests +\d+ equal"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "verify", out, *args],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert re.search(words, done.stderr)

@@ -51,11 +51,9 @@ def verify_remote(
     digests = sum(model.tree[entry.path].sha256 is not None for entry in manifest.files)
     if read_data:
         digests = 0
-        for event in check_digests(model, manifest, read_data):
-            if isinstance(event, Moved):
-                yield event
-            else:
-                digests += 1
+        for done in check_digests(model, manifest, read_data):
+            digests += done.digests
+            yield Moved(done.nbytes)
     tensors = len(list(manifest.entries()))
     yield Verified(len(manifest.files), tensors, digests, others=found.others)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from moeconv.conversion.pipeline import Moved
 from moeconv.output.codec import check_unchanged, read_manifest
@@ -20,6 +21,8 @@ from moeconv.verification.structure import check_structure
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels
+
+_MOST_ABREAST: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,9 @@ def verify(
     lost, witnessed = Counter[str](), Counter[str | None]()
     with Files(root) as files:
         if read_data:
-            for event in check_digests(files, manifest, read_data):
-                digests += not isinstance(event, Moved)
-                if isinstance(event, Moved):
-                    yield event
+            for done in check_digests(files, manifest, read_data, width=_width()):
+                digests += done.digests
+                yield Moved(done.nbytes)
         if source is not None:
             for found in compare_with_source(files, manifest, kernels, source):
                 match found:
@@ -115,3 +117,8 @@ def verify(
     yield Verified(
         len(manifest.files), count, digests, sources, kept, named, witnessed[None], others
     )
+
+
+def _width() -> int:
+    """Return how many files are read at a time: SHA-256 takes a core longer than a disk."""
+    return min(_MOST_ABREAST, os.cpu_count() or 1)
