@@ -21,34 +21,7 @@ _CELL_WIDTH: Final = 9
 def run_list(*, as_json: bool) -> None:
     """Show what there is."""
     if as_json:
-        report.emit(
-            {
-                "event": "list",
-                "families": [
-                    {
-                        "name": family.name,
-                        "model_types": family.model_types,
-                        "gated": family.gated,
-                        "refusal": family.refusal,
-                    }
-                    for family in FAMILIES
-                ],
-                "schemes": [
-                    {"name": scheme.name, "layouts": _takers(scheme.name), "advice": scheme.advice}
-                    for scheme in SCHEMES
-                ],
-                "layouts": [
-                    {
-                        "id": layout.id,
-                        "version": layout.version,
-                        "command": layout.verb,
-                        "schemes": layout.schemes,
-                        "engines": [asdict(engine) for engine in layout.engines],
-                    }
-                    for layout in LAYOUTS
-                ],
-            }
-        )
+        report.emit({"event": "list", **_known()})
         return
     report.grid(
         "families (--family)",
@@ -80,6 +53,34 @@ def run_list(*, as_json: bool) -> None:
         ],
         wraps=True,
     )
+
+
+def _known() -> dict[str, object]:
+    return {
+        "families": [
+            {
+                "name": family.name,
+                "model_types": family.model_types,
+                "gated": family.gated,
+                "refusal": family.refusal,
+            }
+            for family in FAMILIES
+        ],
+        "schemes": [
+            {"name": scheme.name, "layouts": _takers(scheme.name), "advice": scheme.advice}
+            for scheme in SCHEMES
+        ],
+        "layouts": [
+            {
+                "id": layout.id,
+                "version": layout.version,
+                "command": layout.verb,
+                "schemes": layout.schemes,
+                "engines": [asdict(engine) for engine in layout.engines],
+            }
+            for layout in LAYOUTS
+        ],
+    }
 
 
 def run_explain(name: str, geometry: Geometry, tp: int, *, as_json: bool) -> None:
@@ -127,21 +128,7 @@ def _show_explanation(found: Explanation, layout: Layout, geometry: Geometry) ->
         rows.append(("file", f"one for any TP; rank by rank below for TP {found.tp}"))
     report.table(f"{found.layout} version {found.version}", rows, to_stdout=True)
     for one in found.parameters:
-        report.heading(one.name)
-        lost = "" if one.lossless else "; some bytes are not kept"
-        report.table(
-            "",
-            [
-                ("  made from", f"{one.made_from}, {one.source[0]} × {one.source[1]} bytes"),
-                ("  stored", f"{one.stored}, {one.stored_bytes} bytes an expert"),
-                ("  engine", f"{one.engine}, {one.engine_bytes} bytes an expert"),
-                ("  how", one.steps + lost),
-                *([("  reads", _reads(one))] if one.ranks else []),
-            ],
-            to_stdout=True,
-        )
-        if one.ranks:
-            report.cells("  ranks      ", rank_bar(one))
+        _show_parameter(one)
     title, lines = row_map(layout, geometry)
     if lines:
         report.heading(title)
@@ -152,6 +139,24 @@ def _show_explanation(found: Explanation, layout: Layout, geometry: Geometry) ->
         "Each rank reads its experts' ranges, one a parameter and expert, into the parameters' own "
         "storage, adds the zeros of its padding, and builds its kernel. No transform is left."
     )
+
+
+def _show_parameter(one: Parameter) -> None:
+    report.heading(one.name)
+    lost = "" if one.lossless else "; some bytes are not kept"
+    report.table(
+        "",
+        [
+            ("  made from", f"{one.made_from}, {one.source[0]} × {one.source[1]} bytes"),
+            ("  stored", f"{one.stored}, {one.stored_bytes} bytes an expert"),
+            ("  engine", f"{one.engine}, {one.engine_bytes} bytes an expert"),
+            ("  how", one.steps + lost),
+            *([("  reads", _reads(one))] if one.ranks else []),
+        ],
+        to_stdout=True,
+    )
+    if one.ranks:
+        report.cells("  ranks      ", rank_bar(one))
 
 
 def _reads(one: Parameter) -> str:

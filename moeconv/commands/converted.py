@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moeconv import report
 from moeconv.commands.recheck import recheck, recheck_finished
@@ -19,6 +20,12 @@ from moeconv.serving import open_converted
 from moeconv.verification.digests import Subset
 from moeconv.verification.remote import compare_source, verify_remote
 from moeconv.verification.verify import Verified, bytes_to_move, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from moeconv.conversion.pipeline import Moved
+    from moeconv.output.manifest import Manifest
 
 
 def run_seal(out: Path, *, rechecks: bool, as_json: bool) -> None:
@@ -42,17 +49,8 @@ def run_verify(
     where: str, *, read_data: Subset | None, source: str | None, device: str, as_json: bool
 ) -> None:
     """Verify a directory or a repository, and say what was found."""
-    root, result = Path(where), None
-    if is_repository(where) and not root.exists():
-        if source is not None:
-            message = f"`{where}` is on the Hub, and is not compared with a checkpoint from here"
-            raise UnsupportedError(message, hint="`hf download` it, then compare the copy")
-        model = RemoteModel(where)
-        manifest, where = model.manifest, f"{model.name}@{model.commit}"
-        events = verify_remote(model, read_data=read_data)
-    else:
-        manifest = read_manifest(root)
-        events = verify(root, pick(device), read_data=read_data, source=source)
+    where, manifest, events = _opened(where, read_data, source, device)
+    result = None
     total = bytes_to_move(manifest, read_data=read_data, source=source is not None)
     with report.progress() as bar:
         task = bar.add_task("verifying", total=total)
@@ -68,10 +66,32 @@ def run_verify(
         left_out = {"left_out": manifest.left_out}
         report.emit({"event": "verified", "out": where, **asdict(result), **left_out})
         return
+    _show_verified(where, manifest, result, read_data)
+
+
+def _opened(
+    where: str, read_data: Subset | None, source: str | None, device: str
+) -> tuple[str, Manifest, Iterator[Moved | Verified]]:
+    """Return the whole name of what is verified, its manifest, and the verification to run."""
+    root = Path(where)
+    if is_repository(where) and not root.exists():
+        if source is not None:
+            message = f"`{where}` is on the Hub, and is not compared with a checkpoint from here"
+            raise UnsupportedError(message, hint="`hf download` it, then compare the copy")
+        model = RemoteModel(where)
+        name = f"{model.name}@{model.commit}"
+        return name, model.manifest, verify_remote(model, read_data=read_data)
+    events = verify(root, pick(device), read_data=read_data, source=source)
+    return where, read_manifest(root), events
+
+
+def _show_verified(
+    where: str, manifest: Manifest, result: Verified, read_data: Subset | None
+) -> None:
     if result.others:
         many = f"{len(result.others)} files" if len(result.others) > 1 else "a file"
         report.warn(f"`{where}` holds {many} that moeconv did not write: `{result.others[0]}`")
-    if read_data or source:
+    if read_data or result.sources:
         report.good(f"`{where}` is as its manifest says")
     else:
         report.good(f"`{where}` has the files and headers its manifest says; data not read")
@@ -83,10 +103,10 @@ def run_verify(
             (
                 "source",
                 f"{result.sources} tensors compared, byte for byte"
-                if source
+                if result.sources
                 else "not compared (--source SRC)",
             ),
-            *([("sample", _witnesses(result))] if source else []),
+            *([("sample", _witnesses(result))] if result.sources else []),
             *(
                 (f"lost of {part}", f"{count} bytes; the rest is right")
                 for part, count in result.lost.items()

@@ -50,17 +50,47 @@ class Prospect:
 
 def show_plan(plan: Plan, checkpoint: Checkpoint, prospect: Prospect, *, as_json: bool) -> None:
     """Show what a conversion would do, and what it would cost."""
+    if as_json:
+        report.emit({"event": "plan", **_facts(plan, checkpoint, prospect)})
+        return
     out, cost, outlook = prospect.out, prospect.cost, prospect.outlook
-    expert_bytes = sum(
-        tensor.spec.nbytes
-        for job in plan.jobs
-        for tensor in job.tensors
-        if isinstance(tensor, Converted)
+    expert_bytes, free = _expert_bytes(plan), free_bytes(out)
+    geometry = plan.stacks[0].geometry
+    report.table(
+        f"plan for {checkpoint.name}",
+        (
+            ("family", plan.family.name),
+            ("layout", f"{plan.target.layout.id} for {plan.target.layout.dtype} → {out}"),
+            ("experts", f"{len(plan.stacks)} layers × {geometry.experts}"),
+            ("sizes", f"hidden {geometry.hidden}, intermediate {geometry.intermediate}"),
+            ("serves", _serves(plan)),
+            ("shards", f"{len(plan.jobs)}, {report.size(plan.nbytes)}"),
+            ("of it experts", report.size(expert_bytes)),
+            ("passes through", report.size(plan.nbytes - expert_bytes - sidecar_bytes(plan))),
+            ("for restore", _sidecar(plan)),
+            *_extra(plan),
+            ("buffers", report.size(cost.buffer_bytes)),
+            ("peak memory", f"{report.size(cost.host_bytes)}, an estimate"),
+            *_device(cost),
+            *_network(checkpoint),
+            (
+                "free disk",
+                f"{report.size(free)}; {_disk(plan, prospect.max_disk_bytes)}",
+            ),
+            ("time", _time(cost)),
+            *(push_rows(outlook, plan.id) if outlook else ()),
+        ),
+        to_stdout=True,
     )
-    free = free_bytes(out)
-    facts = {
+    report.note("nothing was written; without `--dry-run` the same command converts")
+
+
+def _facts(plan: Plan, checkpoint: Checkpoint, prospect: Prospect) -> dict[str, object]:
+    cost, outlook = prospect.cost, prospect.outlook
+    expert_bytes = _expert_bytes(plan)
+    return {
         "source": checkpoint.origin.where,
-        "out": str(out),
+        "out": str(prospect.out),
         "family": plan.family.name,
         "layout": plan.target.layout.id,
         "layers": len(plan.stacks),
@@ -87,41 +117,22 @@ def show_plan(plan: Plan, checkpoint: Checkpoint, prospect: Prospect, *, as_json
         "device_bytes": cost.device_bytes,
         "network_bytes": sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
         * checkpoint.origin.is_remote,
-        "free_bytes": free,
+        "free_bytes": free_bytes(prospect.out),
         "disk_bytes": min(plan.nbytes, prospect.max_disk_bytes or plan.nbytes),
         "push": outlook and push_facts(outlook, plan.id),
         "seconds": cost.seconds,
         "bytes_per_s": round(cost.bytes_per_s),
         "warnings": list(plan.warnings),
     }
-    if as_json:
-        report.emit({"event": "plan", **facts})
-        return
-    geometry = plan.stacks[0].geometry
-    report.table(
-        f"plan for {checkpoint.name}",
-        (
-            ("family", plan.family.name),
-            ("layout", f"{plan.target.layout.id} for {plan.target.layout.dtype} → {out}"),
-            ("experts", f"{len(plan.stacks)} layers × {geometry.experts}"),
-            ("sizes", f"hidden {geometry.hidden}, intermediate {geometry.intermediate}"),
-            ("serves", _serves(plan)),
-            ("shards", f"{len(plan.jobs)}, {report.size(plan.nbytes)}"),
-            ("of it experts", report.size(expert_bytes)),
-            ("passes through", report.size(plan.nbytes - expert_bytes - sidecar_bytes(plan))),
-            ("for restore", _sidecar(plan)),
-            *_extra(plan),
-            ("buffers", report.size(cost.buffer_bytes)),
-            ("peak memory", f"{report.size(cost.host_bytes)}, an estimate"),
-            *_device(cost),
-            *_network(checkpoint),
-            ("free disk", f"{report.size(free)}; {_disk(plan, prospect.max_disk_bytes)}"),
-            ("time", _time(cost)),
-            *(push_rows(outlook, plan.id) if outlook else ()),
-        ),
-        to_stdout=True,
+
+
+def _expert_bytes(plan: Plan) -> int:
+    return sum(
+        tensor.spec.nbytes
+        for job in plan.jobs
+        for tensor in job.tensors
+        if isinstance(tensor, Converted)
     )
-    report.note("nothing was written; without `--dry-run` the same command converts")
 
 
 def push_facts(outlook: Outlook, plan_id: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -143,8 +143,3 @@ class ShardWriter:
             raise OutputError(message)
         self._file.keep()
         return self._sha256.hexdigest()
-
-
-def total_bytes(layouts: Iterable[ShardLayout]) -> int:
-    """Return the size of several shards."""
-    return sum(layout.size for layout in layouts)
