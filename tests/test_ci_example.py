@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -14,7 +15,10 @@ from tests.hub.state import FakeHub
 FOLDER = Path(__file__).parents[1] / "examples" / "ci"
 
 
-def begin(machine: Path, source: Path, *args: str) -> subprocess.Popen[str]:
+SOURCE, TARGET = "org/source", "org/converted"
+
+
+def begin(machine: Path, source: str, *args: str) -> subprocess.Popen[str]:
     machine.mkdir()
     # `moeconv` is the one that is tested, wherever another is installed.
     command = machine / "bin" / "moeconv"
@@ -25,8 +29,9 @@ def begin(machine: Path, source: Path, *args: str) -> subprocess.Popen[str]:
         **os.environ,
         "PATH": f"{command.parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(FOLDER.parents[1]),
-        "SRC": str(source),
-        "REPO": "org/converted",
+        "SRC": source,
+        "REPO": TARGET,
+        "GITHUB_OUTPUT": str(machine / "output"),
         "MAX_SHARD_SIZE": "100kB",
         "MAX_DISK": "150kB",
     }
@@ -46,11 +51,16 @@ def end(process: subprocess.Popen[str]) -> str:
     return said
 
 
+def jobs() -> dict[str, Any]:
+    """Return the jobs of the workflow."""
+    found: dict[str, Any] = yaml.safe_load((FOLDER / "publish.yml").read_text())["jobs"]
+    return found
+
+
 def steps() -> dict[str, list[str]]:
     """Return what the workflow calls the script with, a job each."""
-    jobs = yaml.safe_load((FOLDER / "publish.yml").read_text())["jobs"]
     called = {}
-    for name, job in jobs.items():
+    for name, job in jobs().items():
         line = job["steps"][-1]["run"]
         parts = job.get("strategy", {"matrix": {"part": [""]}})["matrix"]["part"]
         args = line.partition("publish.sh ")[2]
@@ -59,19 +69,29 @@ def steps() -> dict[str, list[str]]:
 
 
 def test_parts_of_several_machines_become_a_model(hub: FakeHub, source: Path, tmp_path: Path):
+    commit = hub.store.add_folder(SOURCE, source).oid
     called = steps()
+    said = end(begin(tmp_path / "pin", SOURCE, *called["pin"][0].split()))
+    assert "a new repository" in " ".join(said.split())
+    key, _, pinned = (tmp_path / "pin" / "output").read_text().strip().partition("=")
+    assert pinned == f"{SOURCE}@{commit}"
+    assert jobs()["pin"]["outputs"] == {key: f"${{{{ steps.pin.outputs.{key} }}}}"}
+    assert not hub.store.repos.get(TARGET)
+    hub.store.add(SOURCE, {"new.txt": b"new"})  # meanwhile
     *most, lost = called["parts"]  # one machine never gets to it
-    running = [begin(tmp_path / str(i), source, *part.split()) for i, part in enumerate(most)]
+    running = [begin(tmp_path / str(i), pinned, *part.split()) for i, part in enumerate(most)]
     for process in running:
         end(process)
     assert lost
-    assert "moeconv.json" not in hub.store.repos["org/converted"].head.tree
+    assert "moeconv.json" not in hub.store.repos[TARGET].head.tree
     before = len(hub.seen("PUT", "/lfs-store/"))
     assert before >= len(most)
-    said = end(begin(tmp_path / "last", source, *called["whole"][0].split()))
+    said = end(begin(tmp_path / "last", pinned, *called["whole"][0].split()))
     assert "has the files and headers its manifest says" in said
-    tree = hub.store.repos["org/converted"].head.tree
+    assert f"`{SOURCE}` has the" in said
+    tree = hub.store.repos[TARGET].head.tree
     shards = [path for path in tree if path.endswith(".safetensors")]
     assert len(hub.seen("PUT", "/lfs-store/")) == len(shards)
-    assert list(hub.store.repos["org/converted"].refs) == ["main"]
+    assert list(hub.store.repos[TARGET].refs) == ["main"]
     assert not list(tmp_path.glob("*/build/converted/**/*.safetensors"))
+    assert not list((tmp_path / "hf-home").rglob("*.safetensors"))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The steps of publish.yml: convert a part of a checkpoint and send it, or join the parts.
 #
+#   publish.sh pin         say which commit SRC is now, and what would be done with it
 #   publish.sh part 2/4    do the second of four parts of the work
 #   publish.sh join        do what is left, let the model appear, verify it where it is
 #
@@ -18,15 +19,22 @@ convert=(
 )
 
 case "${1:-}" in
+  pin)
+    "${convert[@]}" --dry-run
+    source=$(moeconv inspect "$SRC" --json |
+      python3 -c 'import json, sys; print(json.load(sys.stdin)["root"])')
+    echo "source=$source" | tee -a "${GITHUB_OUTPUT:-/dev/null}"
+    ;;
   part)
     "${convert[@]}" --shard-of "$2"
     ;;
   join)
     "${convert[@]}"
     moeconv verify "$REPO"
+    [[ -d $SRC ]] || moeconv verify "$REPO" --against-source
     ;;
   *)
-    echo "usage: publish.sh part I/N | join" >&2
+    echo "usage: publish.sh pin | part I/N | join" >&2
     exit 2
     ;;
 esac

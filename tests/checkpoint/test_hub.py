@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from moeconv.checkpoint import remote
+from moeconv.cli import app
 from moeconv.errors import MoeconvError, OutputError, SourceError, UnsupportedError
 from moeconv.families import FAMILIES
 from moeconv.output.records import ShardRecord
@@ -90,32 +92,33 @@ def test_a_revision_is_pinned_and_another_one_refused(
 def test_a_run_goes_on_with_the_commit_that_it_began_with(
     hub: FakeHub, make_checkpoint: Callable[..., Path], tmp_path: Path
 ):
-    source = make_checkpoint(hidden=256, intermediate=128)
+    source, out = make_checkpoint(hidden=256, intermediate=128), tmp_path / "out"
+    args = ("--out", str(out), "--max-shard-size", "300kB", "--max-host-memory", "8MB")
+
+    def refused(name: str) -> str:
+        error = CliRunner().invoke(app, ["trtllm", name, *args]).exception
+        assert isinstance(error, MoeconvError)
+        return str(error)
+
     first = hub.store.add_folder(REPO, source)
     hub.store.repos[REPO].refs["dev"] = first.oid
-    args = ("--out", str(tmp_path / "out"), "--max-shard-size", "300kB", "--max-host-memory", "8MB")
     hub.faults = [Fault("GET", "/cdn/", skip=20, times=99, status=404)]
-    stopped = _run("trtllm", REPO, *args)
-    assert stopped.returncode == 3, stopped.stderr
-    done = list((tmp_path / "out").glob("experts/*"))
+    assert "404" in refused(REPO)
+    done = list(out.glob("experts/*"))
     assert done
     hub.faults.clear()
     second = hub.store.add(REPO, {"new.txt": b"new"})
+    hub.store.repos[REPO].refs["dev"] = second.oid
     for other in (f"{REPO}@{second.oid}", f"{REPO}@dev"):
-        hub.store.repos[REPO].refs["dev"] = second.oid
-        refused = _run("trtllm", other, *args)
-        assert refused.returncode == 5
-        assert "source revision" in refused.stderr
+        assert "source revision" in refused(other)
     for dry in (["--dry-run"], []):
-        again = _run("trtllm", f"{REPO}@main", *args, *dry)
-        assert again.returncode == 0, again.stderr
-        assert f"goes on with `{REPO}@{first.oid}`" in " ".join(again.stderr.split())
-    manifest = json.loads((tmp_path / "out" / "moeconv.json").read_bytes())
+        said = runs.invoke("trtllm", f"{REPO}@main", *args, *dry)
+        assert f"goes on with `{REPO}@{first.oid}`" in " ".join(said.split())
+    manifest = json.loads((out / "moeconv.json").read_bytes())
     assert manifest["source"]["revision"] == first.oid
     assert manifest["run"]["jobs_resumed"] == len(done)
-    assert _shards(tmp_path / "out") == _shards(
-        runs.run(source, tmp_path / "plain", runs.Wanted(max_shard_bytes=300_000))
-    )
+    wanted = runs.Wanted(max_shard_bytes=300_000)
+    assert _shards(out) == _shards(runs.run(source, tmp_path / "plain", wanted))
 
 
 @pytest.mark.parametrize("verb", ["inspect", "trtllm"])
