@@ -15,7 +15,11 @@ from typing import Any
 
 import pytest
 
+from moeconv.conversion.budget import Limits
+from moeconv.conversion.convert import convert
 from moeconv.errors import OutputError, SourceError
+from moeconv.kernels.cpu import CpuKernels
+from moeconv.output.directory import OutputDirectory
 from tests import runs
 from tests.runs import Wanted
 
@@ -175,6 +179,36 @@ def test_a_source_written_to_meanwhile_is_a_source_error(tiny, tmp_path):
     os.utime(shard)
     with pytest.raises(SourceError, match="changed while it was read"):
         list(steps)
+
+
+def swap(path: Path) -> None:
+    """Put another file of the same size and time in its place."""
+    other, found = path.with_suffix(".new"), path.stat()
+    other.write_bytes(bytes(found.st_size))
+    os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns))
+    other.replace(path)
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\0")
+
+
+@pytest.mark.parametrize("change", [swap, grow, os.utime, Path.unlink])
+@pytest.mark.parametrize("name", ["config.json", "*.safetensors"])
+@pytest.mark.parametrize("when", ["before the first read", "after"])
+def test_a_source_that_is_another_than_was_planned(tiny, tmp_path, change, name, when):
+    """Names, sizes and config are of one file, and bytes would be of another."""
+    (path,) = tiny.glob(name)
+    plan, checkpoint = runs.plan(tiny, PIECES)
+    directory = OutputDirectory(tmp_path / "out", plan.id, plan.identity)
+    steps = convert(plan, checkpoint, directory, CpuKernels(), Limits(1, 1 << 30))
+    if when == "after":
+        next(steps)
+    change(path)
+    with pytest.raises(SourceError, match=r"changed while it was read|cannot be read"):
+        list(steps)
+    assert not directory.is_sealed()
 
 
 def first_shards(source: Path, out: Path, count: int) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -28,10 +28,19 @@ _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 
 class LocalRanges(OpenFiles):
-    """Byte ranges of files in a directory, which must stay as they are while they are read."""
+    """Byte ranges of files in a directory, which must stay as they are while they are read.
 
-    def __init__(self, root: Path) -> None:
+    Parameters
+    ----------
+    root
+        The directory.
+    seen
+        What files were when their headers were read; any other is taken as it is at its first read.
+    """
+
+    def __init__(self, root: Path, seen: Mapping[str, _State] | None = None) -> None:
         super().__init__(root)
+        self._seen = seen or {}
         self._first: dict[str, tuple[Path, _State]] = {}
 
     def read_range(self, file: str, begin: int, out: Bytes) -> int:
@@ -57,13 +66,11 @@ class LocalRanges(OpenFiles):
         """Refuse a file that is another when the block has read it."""
         path, first = self._first.get(file) or self._noted(file)
         yield
-        if _state(path) != first:
-            message = f"`{file}` changed while it was read"
-            raise SourceError(message, hint="let nothing write there; then run again")
+        _check_same(path, file, first)
 
     def _noted(self, file: str) -> tuple[Path, _State]:
         path = self.root / file
-        return self._first.setdefault(file, (path, _state(path)))
+        return self._first.setdefault(file, (path, self._seen.get(file) or _state(path)))
 
     def ahead(self, spans: Iterable[Span]) -> AbstractContextManager[None]:
         """Leave reading ahead to the kernel."""
@@ -76,14 +83,27 @@ def _state(path: Path) -> _State:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+def _check_same(path: Path, name: str, first: _State) -> None:
+    if _state(path) != first:
+        message = f"`{name}` changed while it was read"
+        raise SourceError(message, hint="let nothing write there; then run again")
+
+
 @dataclass(frozen=True, slots=True)
 class LocalOrigin:
-    """A directory; where it is a snapshot of the Hub's, of which commit, and its files' SHA-256."""
+    """A directory; where it is a snapshot of the Hub's, of which commit, and its files' SHA-256.
+
+    Attributes
+    ----------
+    seen
+        What the files were that the plan is made from: nothing else may be read under their names.
+    """
 
     root: Path
     repo: str | None = None
     commit: str | None = None
     digests: Mapping[str, str | None] = field(default_factory=dict)
+    seen: dict[str, _State] = field(default_factory=dict, compare=False)
 
     @property
     def where(self) -> str:
@@ -143,6 +163,7 @@ class LocalOrigin:
         """Return the bytes of a small file."""
         path = self.root / name
         try:
+            self.seen.setdefault(name, _state(path))
             data = read_regular(path, most_bytes)
         except FileNotFoundError:
             message = f"`{path.name}` is not in `{path.parent}`"
@@ -160,16 +181,23 @@ class LocalOrigin:
         path = self.root / name
         try:
             with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+                first = self.seen.get(name) or _state(path)
                 while chunk := file.read(_CHUNK_BYTES):
                     yield chunk
+            _check_same(path, name, first)
         except OSError as error:
             message = f"`{path}` cannot be read: {error.strerror}"
             raise SourceError(message) from error
 
     def headers(self, names: Sequence[str]) -> list[tuple[SourceFile, list[TensorRef]]]:
         """Return what each weight file is and which tensors it holds."""
-        found = (read_header(self.root, name) for name in names)
-        return [(self._with_digest(file), refs) for file, refs in found]
+        return [self._header(name) for name in names]
+
+    def _header(self, name: str) -> tuple[SourceFile, list[TensorRef]]:
+        with suppress(OSError):  # reading it tells
+            self.seen.setdefault(name, _state(self.root / name))
+        file, refs = read_header(self.root, name)
+        return self._with_digest(file), refs
 
     def _with_digest(self, file: SourceFile) -> SourceFile:
         """Return the file with the digest that the Hub gave, or that names it in a Hub cache."""
@@ -183,4 +211,4 @@ class LocalOrigin:
     def open(self, ahead_bytes: int) -> LocalRanges:
         """Return byte ranges of its files; the kernel has its own memory for what comes next."""
         del ahead_bytes
-        return LocalRanges(self.root)
+        return LocalRanges(self.root, self.seen)
