@@ -6,14 +6,18 @@ import errno
 import hashlib
 import os
 import stat
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 
 def is_below(name: str) -> bool:
-    """Say whether a relative name, whoever wrote it, names a file below the directory it is for."""
+    """Say whether a relative name, whoever wrote it, names a file below the directory it is for.
+
+    On Windows too, where a copy of the directory may go.
+    """
     path = PurePosixPath(name)
-    is_plain = "\0" not in name and name.isprintable() and str(path) == name
-    return is_plain and not path.is_absolute() and ".." not in path.parts and name != "."
+    is_plain = name.isprintable() and not {*"\0\\"} & {*name} and str(path) == name
+    is_inside = not path.is_absolute() and ".." not in path.parts and name != "."
+    return is_plain and is_inside and not PureWindowsPath(name).drive
 
 
 def is_there(path: Path) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -54,6 +55,11 @@ def device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+def socket(path: Path) -> None:
+    path.unlink()
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
 def folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -64,7 +70,7 @@ def loop(path: Path) -> None:
     path.symlink_to(path)
 
 
-KINDS = [pipe, device, folder, loop]
+KINDS = [pipe, device, socket, folder, loop]
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -133,6 +139,50 @@ def test_a_side_file_that_lies_elsewhere_is_not_published(source, secret):
         open_checkpoint(source)
 
 
+@pytest.mark.parametrize(
+    "name", ["a\nb", "a\x1bb", "a\\..\\x", "C:x", "Experts", "MOECONV.json", "Restore/x"]
+)
+def test_a_side_file_that_is_none_everywhere_is_refused(source, name):
+    (source / name).parent.mkdir(exist_ok=True)
+    (source / name).write_text("text")
+    with pytest.raises(SourceError, match="the side file"):
+        open_checkpoint(source)
+
+
+@pytest.mark.parametrize("name", ["..\\x.safetensors", "C:x.safetensors", "a\nb.safetensors"])
+def test_an_index_that_leads_elsewhere_on_windows_is_refused(source, name):
+    index = source / INDEX
+    found = json.loads(index.read_text())
+    found["weight_map"]["odd.bias"] = name
+    index.write_text(json.dumps(found))
+    with pytest.raises(SourceError, match="outside the checkpoint"):
+        open_checkpoint(source)
+
+
+def test_tensors_may_have_any_name(make_checkpoint, tmp_path):
+    """It is no file's: they pass through under it, and come back."""
+    names = [
+        "../x",
+        "/etc/passwd",
+        "C:\\x",
+        "a\nb",
+        "a\0b",
+        "",
+        ".",
+        "é" * 700,
+        "n" * 5000,
+        "\x1b[2J",
+    ]
+    extra = dict.fromkeys(names, ("U8", (3,), b"abc"))
+    source = make_checkpoint("odd", extra=extra, experts=2, layers=1, shards=1)
+    out = runs.run(source, tmp_path / "out")
+    assert {*names} < {weight.name for weight in read_manifest(out).weights}
+    assert refusal("verify", out, "--read-data", "--source", source, "--device", "cpu")[0] == 0
+    assert refusal("restore", out, "--out", tmp_path / "back", "--device", "cpu")[0] == 0
+    assert runs.tree(tmp_path / "back") == runs.tree(source)
+    assert not {path.name for path in tmp_path.iterdir()} - {"odd", "out", "back"}
+
+
 def test_a_folder_that_lies_elsewhere_is_not_walked(source, secret):
     (source / "more").symlink_to("/")
     with pytest.raises(SourceError, match="link to `/`, outside"):
@@ -193,7 +243,13 @@ def test_the_output_directory_itself_may_be_a_link(source, tmp_path, converted):
     assert runs.tree(runs.run(source, tmp_path / "out")) == runs.tree(converted)
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/hostname", "a/../../x", "", ".", "a//b", "a\0b"])
+ELSEWHERE = [
+    *("../x", "/etc/hostname", "a/../../x", "", ".", "a//b", "a\0b", "a\nb"),
+    *("..\\x", "C:\\x", "C:x", "\\\\server\\x"),
+]
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
 @pytest.mark.parametrize("where", ["files", "tensors", "weights"])
 def test_a_manifest_that_names_files_elsewhere(converted, name, where):
     path = converted / "moeconv.json"

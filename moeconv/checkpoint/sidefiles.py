@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 from moeconv.checkpoint.header import POINTER
 from moeconv.errors import SourceError
-from moeconv.paths import read_regular
+from moeconv.paths import is_below, read_regular
 
 MANIFEST_NAME: Final = "moeconv.json"
 WEIGHT_SUFFIXES: Final = (
@@ -90,11 +90,13 @@ def check_name(name: str) -> None:
     Raises
     ------
     SourceError
-        It is no text, or would lie where converted files go.
+        It is no text, not a name everywhere, or would lie where converted files go.
     """
     if not name.isprintable() or not _is_text(name):
         _refuse(name, "has a name that is no printable text")
-    if Path(name).parts[0] in _RESERVED:
+    if not is_below(name):
+        _refuse(name, "has a name that leads elsewhere on Windows")
+    if Path(name).parts[0].casefold() in _RESERVED:  # some disks take both for the same
         _refuse(name, "would lie where converted files go")
 
 
