@@ -94,9 +94,10 @@ def progress() -> Progress:
         TransferSpeedColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
+        TextColumn("[cyan]left"),
         console=err,
         transient=True,
-        disable=err.quiet or not err.is_terminal,
+        disable=err.quiet or not err.is_terminal or err.is_dumb_terminal,
     )
 
 
@@ -107,14 +108,32 @@ def waiting() -> Iterator[Say]:
         yield status.update
 
 
-def table(title: str, rows: Rows, *, to_stdout: bool = False) -> None:
-    """Print a two-column table."""
+def count(number: int, noun: str) -> str:
+    """Return a number of things, as `1 shard` or `2 shards`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def table(title: str, rows: Rows, *, commands: Rows = (), to_stdout: bool = False) -> None:
+    """Print a two-column table, and below it commands, each whole in a line to be copied."""
+    rows, commands = tuple(rows), tuple(commands)
+    console = out if to_stdout else err
+    width = max((len(name) for name, _ in (*rows, *commands)), default=0)
     grid = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(style="dim", no_wrap=True, min_width=width)
     grid.add_column(overflow="fold")
     for name, value in rows:
         grid.add_row(escape(name), escape(value))
-    (out if to_stdout else err).print(grid)
+    if title or rows:
+        _print(console, grid)
+    for name, command in commands:
+        console.print(f"[dim]{escape(name.ljust(width))}[/dim]  {escape(command)}", soft_wrap=True)
+
+
+def _print(console: Console, grid: Table) -> None:
+    """Print a table without the blanks that fill its last column."""
+    with console.capture() as captured:
+        console.print(grid)
+    console.out(*(line.rstrip() for line in captured.get().splitlines()), sep="\n", highlight=False)
 
 
 def grid(
@@ -126,7 +145,7 @@ def grid(
         shown.add_column(name, overflow="fold", no_wrap=i > 0 and not wraps)
     for row in rows:
         shown.add_row(*(escape(cell) for cell in row))
-    out.print(shown)
+    _print(out, shown)
 
 
 def heading(text: str, word: str = "", rest: str = "") -> None:

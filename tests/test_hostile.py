@@ -520,4 +520,4 @@ def test_explain_refuses_sizes_without_sense(more):
 
 def test_a_rank_of_both_says_what_it_holds(converted):
     shown = CliRunner().invoke(app, ["rank", str(converted), "--tp", "2", "--ep", "2"]).output
-    assert "1 of 2 shares of the experts, and of each the part of 1 of 2 ranks" in shown
+    assert "one of 2 parts of each of 1/2 of the experts" in shown

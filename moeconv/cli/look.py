@@ -24,7 +24,7 @@ def inspect(
         str,
         typer.Argument(
             metavar="SRC",
-            help="A checkpoint, as for the verbs that convert, or what they made, also on the Hub.",
+            help="A MoE checkpoint as for `moeconv convert`, or a converted one; also on the Hub.",
         ),
     ],
     *,

@@ -9,6 +9,7 @@ from moeconv import report
 from moeconv.families import FAMILIES
 from moeconv.inspection.explanation import explain, rank_bar, row_map
 from moeconv.layouts import LAYOUTS
+from moeconv.planning.acceptance import make_command
 from moeconv.schemes import SCHEMES
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def run_list(*, as_json: bool) -> None:
     report.grid(
         "layouts",
         ("layout", "from", "command"),
-        [(it.id, ", ".join(it.schemes), f"moeconv {it.verb}") for it in LAYOUTS],
+        [(it.id, ", ".join(it.schemes), f"moeconv {make_command(it)}") for it in LAYOUTS],
         wraps=True,
     )
     report.grid(
@@ -74,7 +75,7 @@ def _known() -> dict[str, object]:
             {
                 "id": layout.id,
                 "version": layout.version,
-                "command": layout.verb,
+                "command": make_command(layout),
                 "schemes": layout.schemes,
                 "engines": [asdict(engine) for engine in layout.engines],
             }
@@ -148,8 +149,8 @@ def _show_parameter(one: Parameter) -> None:
         "",
         [
             ("  made from", f"{one.made_from}, {one.source[0]} × {one.source[1]} bytes"),
-            ("  stored", f"{one.stored}, {one.stored_bytes} bytes an expert"),
-            ("  engine", f"{one.engine}, {one.engine_bytes} bytes an expert"),
+            ("  stored", f"{one.stored}, {report.size(one.stored_bytes)} an expert"),
+            ("  engine", f"{one.engine}, {report.size(one.engine_bytes)} an expert"),
             ("  how", one.steps + lost),
             *([("  reads", _reads(one))] if one.ranks else []),
         ],
@@ -163,5 +164,5 @@ def _reads(one: Parameter) -> str:
     """Say how many bytes each rank reads, one range an expert."""
     sizes = [rank.end - rank.begin for rank in one.ranks]
     if len(set(sizes)) == 1:
-        return f"each rank {sizes[0]} bytes an expert"
-    return "by rank, of each expert, bytes: " + ", ".join(map(str, sizes))
+        return f"each rank {report.size(sizes[0])} of each expert"
+    return "by rank, of each expert: " + ", ".join(map(report.size, sizes))

@@ -206,9 +206,9 @@ def _show_share(out: Path, options: Options) -> None:
     """Say that a share is done, and what is left to do."""
     label = options.limits.share.label
     report.good(f"share {label} is done in `{out}`")
-    then = f"moeconv seal {out}, when all shares are there"
+    then = f"moeconv seal {out}  # when all shares are there"
     if options.push:
         then = "the same command without --shard-of, when all shares are on the Hub"
-    report.table("", [("next", then)])
+    report.table("", (), commands=[("next", then)])
     if options.as_json:
         report.emit({"event": "share", "out": str(out), "share": label})

@@ -41,8 +41,8 @@ def run_seal(out: Path, *, rechecks: bool, as_json: bool) -> None:
     if as_json:
         report.emit({"event": "done", "out": str(out), "plan_id": manifest.plan_id})
         return
-    report.good(f"`{out}` is whole: {len(manifest.files)} files")
-    report.table("", [("next", f"moeconv verify {out} --read-data")])
+    report.good(f"`{out}` is whole: {report.count(len(manifest.files), 'file')}")
+    report.table("", (), commands=[("next", f"moeconv verify {out} --read-data")])
 
 
 def run_verify(
@@ -98,21 +98,27 @@ def _show_verified(
     report.table(
         "",
         (
-            ("files", f"{result.files} of the right size, {result.tensors} tensors in place"),
+            (
+                "files",
+                f"{result.files} of the right size, {result.tensors} tensors in place",
+            ),
             ("digests", _digests(result.digests, read_data)),
             (
                 "source",
-                f"{result.sources} tensors compared, byte for byte"
+                f"{report.count(result.sources, 'tensor')} compared, byte for byte"
                 if result.sources
                 else "not compared (--source SRC)",
             ),
             *([("sample", _witnesses(result))] if result.sources else []),
             *(
-                (f"lost of {part}", f"{count} bytes; the rest is right")
+                (f"lost of {part}", f"{report.count(count, 'byte')}; the rest is right")
                 for part, count in result.lost.items()
             ),
             *(
-                ("left out", f"{count} {part} tensors, which the kernel does not read")
+                (
+                    "left out",
+                    f"{report.count(count, f'{part} tensor')}, which the kernel does not read",
+                )
                 for part, count in manifest.left_out.items()
             ),
         ),
@@ -122,10 +128,14 @@ def _show_verified(
 def _witnesses(result: Verified) -> str:
     """Say who else laid out a sample of the experts, or that nobody did."""
     equal = [
-        f"{count} tensors of experts as {by} lays them out"
+        f"{report.count(count, 'tensor')} of experts, as {by} lays them out"
         for by, count in result.witnessed.items()
     ]
-    absent = [f"{result.unwitnessed} not checked by others"] if result.unwitnessed else []
+    absent = (
+        [f"{report.count(result.unwitnessed, 'tensor')} not checked by others"]
+        if result.unwitnessed
+        else []
+    )
     return "; ".join([*equal, *absent]) or "nothing to check"
 
 
@@ -145,7 +155,7 @@ def run_compare_source(where: str, *, as_json: bool) -> None:
         name = f"{source.name}@{source.revision}"
         report.emit({"event": "source compared", "source": name, "files": count})
         return
-    report.good(f"`{source.name}` has the {count} files that were converted, by their SHA-256")
+    report.good(f"`{source.name}` has the {report.count(count, 'file')} that made it, by SHA-256")
 
 
 def run_rank(root: Path, *, tp: tuple[int, int], ep: tuple[int, int], as_json: bool) -> None:
@@ -156,6 +166,7 @@ def run_rank(root: Path, *, tp: tuple[int, int], ep: tuple[int, int], as_json: b
             for tensor in view.tensors():
                 report.emit(
                     {
+                        "event": "tensor",
                         "prefix": tensor.prefix,
                         "param": tensor.param,
                         "dtype": tensor.spec.dtype,
@@ -179,10 +190,9 @@ def run_rank(root: Path, *, tp: tuple[int, int], ep: tuple[int, int], as_json: b
         report.grid(title, ("layer", "parameter", "shape", "experts", "bytes an expert"), rows)
         reads = sum(tensor.read_bytes for tensor in view.tensors())
         held = sum(entry.end - entry.begin for entry in converted.manifest.tensors)
-        report.note(
-            f"this rank reads {report.size(reads)} of {report.size(held)} of experts: 1 of "
-            f"{ep[0]} shares of the experts, and of each the part of 1 of {tp[0]} ranks"
-        )
+        whose = "each expert" if ep[0] == 1 else f"each of 1/{ep[0]} of the experts"
+        part = f"{whose} whole" if tp[0] == 1 else f"one of {tp[0]} parts of {whose}"
+        report.note(f"this rank reads {report.size(reads)} of {report.size(held)}: {part}")
         if converted.manifest.partial:
             report.warn(f"`{root}` holds only {converted.manifest.partial} of the model")
 
@@ -208,15 +218,15 @@ def run_restore(root: Path, out: Path, *, device: str, as_json: bool) -> None:
         report.emit({"event": "restored", "out": str(out), **asdict(result)})
         return
     if result.already:
-        report.good(f"`{out}` is already restored: every byte is as it was converted")
+        report.good(f"`{out}` is already restored: byte for byte what was converted")
     else:
-        report.good(f"restored to `{out}`: every byte is as it was converted")
+        report.good(f"restored to `{out}`: byte for byte what was converted")
     there = f", {result.resumed} of which were there" if result.resumed else ""
     report.table(
         "",
         (
             ("weights", f"{result.files} files and indexes, {report.size(result.nbytes)}{there}"),
-            ("side files", str(result.side_files)),
+            ("other files", str(result.side_files)),
             ("time", f"{seconds:.1f} s, {report.rate(result.nbytes / max(seconds, 1e-9))}"),
         ),
     )

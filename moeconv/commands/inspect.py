@@ -32,6 +32,21 @@ def run_inspect(source: str, *, family: str | None, as_json: bool) -> None:
 
 
 def _show_inspection(found: Inspection) -> None:
+    if found.checkpoint or found.converted:
+        _show_what_it_is(found)
+    for finding in found.findings:
+        report.finding(finding.message, finding.hint, finding.more, to_stdout=True)
+    if found.checkpoint:
+        _show_layouts(found.checkpoint.layouts)
+    if found.converted:
+        for engine in found.converted.engines:
+            _show_loader(engine)
+        report.text("")
+        check = [("check it", f"moeconv verify {found.root} --read-data")]
+        report.table("", (), commands=check, to_stdout=True)
+
+
+def _show_what_it_is(found: Inspection) -> None:
     rows = [("where", found.root)]
     if found.checkpoint:
         rows += _checkpoint_rows(found.checkpoint, found.groups)
@@ -42,15 +57,6 @@ def _show_inspection(found: Inspection) -> None:
         report.warn(warning)
     if found.findings:
         report.heading("what stands against a conversion")
-    for finding in found.findings:
-        report.finding(finding.message, finding.hint, finding.more, to_stdout=True)
-    if found.checkpoint:
-        _show_layouts(found.checkpoint.layouts)
-    if found.converted:
-        for engine in found.converted.engines:
-            _show_loader(engine)
-        report.text("")
-        report.table("", [("check it", f"moeconv verify {found.root} --read-data")], to_stdout=True)
 
 
 def _checkpoint_rows(sight: CheckpointSight, groups: Iterable[Group]) -> Iterator[tuple[str, str]]:
@@ -65,11 +71,14 @@ def _checkpoint_rows(sight: CheckpointSight, groups: Iterable[Group]) -> Iterato
         "bytes",
         (
             f"{size(sight.expert_bytes)} of experts, {size(sight.other_bytes)} of the rest; "
-            f"{_count(sight.tensors, 'tensor')} in {_count(sight.files, 'file')}"
+            f"{report.count(sight.tensors, 'tensor')} in {report.count(sight.files, 'file')}"
         ),
     )
     if sight.other_experts:
-        yield "as they are", f"{sight.other_experts} expert tensors outside the main model"
+        yield (
+            "as they are",
+            f"{report.count(sight.other_experts, 'expert tensor')} outside the main model",
+        )
     if sight.activation:
         yield "activation", sight.activation + (", gate and up clamped" if sight.clamped else "")
     if sight.scoring:
@@ -89,7 +98,7 @@ def _group_rows(groups: Iterable[Group]) -> Iterator[tuple[str, str]]:
         yield (
             "experts",
             (
-                f"{_count(group.count, 'layer')} ({group.layers}) × {group.experts}, "
+                f"{report.count(group.count, 'layer')} ({group.layers}) × {group.experts}, "
                 f"{group.scheme}, hidden {group.hidden}, intermediate {group.intermediate}, "
                 f"{gated}{order}"
             ),
@@ -105,7 +114,7 @@ def _converted_rows(sight: ConvertedSight, groups: Iterable[Group]) -> Iterator[
         "bytes",
         (
             f"{size(sight.expert_bytes)} of experts, {size(sight.other_bytes)} as in the source; "
-            f"{_count(sight.files, 'file')}"
+            f"{report.count(sight.files, 'file')}"
         ),
     )
     tp = _numbers(sight.tp_sizes)
@@ -118,12 +127,12 @@ def _converted_rows(sight: ConvertedSight, groups: Iterable[Group]) -> Iterator[
             f"{sight.scales}: {sight.flushed} flushed to zero, {sight.negative} negative or NaN",
         )
     for part, count in sight.left_out.items():
-        yield "left out", f"{count} {part} tensors, which the kernel does not read"
+        yield "left out", f"{report.count(count, f'{part} tensor')}, which the kernel does not read"
     can = "cannot be restored"
     if sight.restore_bytes is not None:
         can = f"can be restored, with {size(sight.restore_bytes)} more in restore/"
     yield "source", can
-    known = [f"{_count(count, 'file')}, {where}" for where, count in sight.digests.items()]
+    known = [f"{report.count(count, 'file')}, {where}" for where, count in sight.digests.items()]
     yield "its SHA-256", "; ".join(known) or "not known (--hash-source)"
     yield "made by", ", ".join(f"{name} {version}" for name, version in sight.tools.items())
 
@@ -153,14 +162,12 @@ def _show_layout(sight: LayoutSight) -> None:
             rows.append(("", f"needs {engine.needs[0]}"))
             rows += [("", need) for need in engine.needs[1:]]
     if sight.left:
-        rows.append(("as they are", f"{sight.left} layers of other experts"))
+        rows.append(("as they are", f"{report.count(sight.left, 'layer')} of other experts"))
     if sight.command:
         rows.append(("serves", f"TP {_numbers(sight.tp_sizes)} with one file"))
         if sight.own_tp_sizes:
             rows.append(("", f"TP {_numbers(sight.own_tp_sizes)} with a file each (--tp)"))
-        rows.append(("run", sight.command))
-    if rows:
-        report.table("", [(f"  {name}", value) for name, value in rows], to_stdout=True)
+    _show_indented(rows, sight.command)
 
 
 def _show_loader(engine: EngineSight) -> None:
@@ -168,12 +175,13 @@ def _show_loader(engine: EngineSight) -> None:
     rows = [("", reason) for reason in engine.reasons]
     if engine.start:
         rows += [("needs" if i == 0 else "", need) for i, need in enumerate(engine.needs)]
-        rows.append(("run", engine.start))
-    report.table("", [(f"  {name}", value) for name, value in rows], to_stdout=True)
+    _show_indented(rows, engine.start)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _show_indented(rows: Iterable[tuple[str, str]], command: str | None) -> None:
+    commands = [("  run", command)] if command else []
+    shown = [(f"  {name}", value) for name, value in rows]
+    report.table("", shown, commands=commands, to_stdout=True)
 
 
 def _numbers(sizes: Iterable[int]) -> str:

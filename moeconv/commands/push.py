@@ -199,8 +199,8 @@ def _show(published: Published, *, as_json: bool) -> None:
         (
             ("revision", published.revision),
             ("files", f"{published.files}, {report.size(published.nbytes)}"),
-            ("next", f"moeconv verify {published.name}@{published.revision}"),
         ),
+        commands=[("next", f"moeconv verify {published.name}@{published.revision}")],
     )
 
 
@@ -236,8 +236,11 @@ def _preview(repository: Repository, content: Content, plan_id: str, *, as_json:
         f"plan for {repository.name}",
         (
             *push_rows(outlook, plan_id),
-            ("to send", f"{len(left)} shards, {report.size(sum(e.size for e in left))}"),
-            ("already there", f"{len(content.shards) - len(left)} shards"),
+            (
+                "to send",
+                f"{report.count(len(left), 'shard')}, {report.size(sum(e.size for e in left))}",
+            ),
+            ("already there", report.count(len(content.shards) - len(left), "shard")),
             ("small files", ", ".join(sorted(content.small))),
         ),
         to_stdout=True,

@@ -61,11 +61,11 @@ def show_plan(plan: Plan, checkpoint: Checkpoint, prospect: Prospect, *, as_json
         (
             ("family", plan.family.name),
             ("layout", f"{plan.target.layout.id} for {plan.target.layout.dtype} → {out}"),
-            ("experts", f"{len(plan.stacks)} layers × {geometry.experts}"),
+            ("experts", f"{report.count(len(plan.stacks), 'layer')} × {geometry.experts}"),
             ("sizes", f"hidden {geometry.hidden}, intermediate {geometry.intermediate}"),
             ("serves", _serves(plan)),
             ("shards", f"{len(plan.jobs)}, {report.size(plan.nbytes)}"),
-            ("of it experts", report.size(expert_bytes)),
+            ("in experts", report.size(expert_bytes)),
             ("passes through", report.size(plan.nbytes - expert_bytes - sidecar_bytes(plan))),
             ("for restore", _sidecar(plan)),
             *_extra(plan),
@@ -157,7 +157,7 @@ def push_rows(outlook: Outlook, plan_id: str) -> Iterator[tuple[str, str]]:
     if outlook.has(plan_id):
         yield "there", "all of it: nothing is left to do"
     elif outlook.shards_sent:
-        yield "there", f"{outlook.shards_sent} shards, from earlier runs"
+        yield "there", f"{report.count(outlook.shards_sent, 'shard')}, from earlier runs"
     elif outlook.earlier:
         yield "replaces", f"{outlook.earlier.source.name} in the layout {outlook.earlier.layout.id}"
 
@@ -209,13 +209,19 @@ def _serves(plan: Plan) -> str:
 def _extra(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield what is not converted, and what happens to scales."""
     if plan.extra_experts:
-        yield "as they are", f"{plan.extra_experts} expert tensors outside the main model"
+        yield (
+            "as they are",
+            f"{report.count(plan.extra_experts, 'expert tensor')} outside the main model",
+        )
     if plan.left_stacks:
         schemes = ", ".join(sorted({stack.scheme.name for stack in plan.left_stacks}))
-        yield "as they are", f"{len(plan.left_stacks)} layers of {schemes} experts"
+        yield "as they are", f"{report.count(len(plan.left_stacks), 'layer')} of {schemes} experts"
     for part, count in plan.left_out.items():
         where = "in restore/ only" if plan.target.has_sidecar else "not kept"
-        yield "left out", f"{count} {part} tensors, which the kernel does not read: {where}"
+        yield (
+            "left out",
+            f"{report.count(count, f'{part} tensor')}, which the kernel does not read: {where}",
+        )
     totals = total(plan.facts or {})
     if totals.scales:
         yield (
@@ -241,7 +247,7 @@ def _sidecar(plan: Plan) -> str:
 
 def _resumed(jobs: int) -> Iterator[tuple[str, str]]:
     if jobs:
-        yield "resumed", f"{jobs} shards were already there"
+        yield "resumed", f"{report.count(jobs, 'shard')} already there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +273,7 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
     """Show what a conversion did."""
     run, out, seconds = finished.manifest.run, finished.out, finished.seconds
     rate = run.bytes_written / seconds if seconds else 0.0
+    made = len(plan.jobs) - run.jobs_resumed
     if as_json:
         told = {**asdict(run), "seconds": round(seconds, 3)}  # the survey included
         report.emit({"event": "done", "out": str(out), "plan_id": plan.id, **told})
@@ -275,9 +282,12 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
     report.table(
         "",
         (
-            ("experts", f"{len(plan.stacks)} layers × {plan.stacks[0].geometry.experts}"),
+            (
+                "experts",
+                f"{report.count(len(plan.stacks), 'layer')} × {plan.stacks[0].geometry.experts}",
+            ),
             ("serves", _serves(plan)),
-            ("written", f"{report.size(run.bytes_written)} in {len(plan.jobs)} shards"),
+            ("written", f"{report.size(run.bytes_written)} in {report.count(made, 'shard')}"),
             ("read", report.size(run.bytes_read)),
             *_resumed(run.jobs_resumed),
             ("time", f"{seconds:.1f} s, {report.size(rate)}/s"),
@@ -287,8 +297,8 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
             ("for restore", _sidecar(plan)),
             *_extra(plan),
             *((("note", _NATIVE_FP4),) if "fp4" in plan.target.layout.id else ()),
-            *_next(finished),
         ),
+        commands=tuple(_next(finished)),
     )
 
 
