@@ -434,7 +434,7 @@ seconds and a gigabyte. Each row is of a run that passed; a suite without a row 
 end.
 
 `MOECONV_RECORD=docs/figures/reliability.json pytest -m "slow or nightly" tests/test_faults.py
-tests/test_fuzz.py` makes the figures.
+tests/test_fuzz.py tests/test_damage.py` makes the figures.
 
 """
 
