@@ -427,14 +427,18 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 RELIABILITY_TEXT: Final = """\
 # What was tried against it
 
-A conversion was ended at every call that touches a disk (read, write, fsync, rename, removal; half
-of the writes with half of their bytes done), and the same command run again; until it ended, no
-reader took the directory. Files were changed by chance, and read as commands read them, within 10
-seconds and a gigabyte. Each row is of a run that passed; a suite without a row was not run to its
-end.
+A conversion was ended at every call that touches a disk (open, read, write, fsync, rename, removal;
+half of the writes with half of their bytes done), and the same command run again; until it ended,
+no reader took the directory. In its place, an ext4 file system in a file was filled, shut down (the
+kernel's own fault: what was not fsynced is lost, as with its power), made read-only by an error,
+unmounted, or covered by a file system whose server is gone; where a kernel has no quotas, theirs is
+injected. Files were changed by chance, and read as commands read them, within 10 seconds and a
+gigabyte; led by coverage, what reached new code was changed further. Each row is of a run that
+passed; a suite without a row was not run to its end.
 
 `MOECONV_RECORD=docs/figures/reliability.json pytest -m "slow or nightly" tests/test_faults.py
-tests/test_fuzz.py tests/test_damage.py` makes the figures.
+tests/test_fuzz.py tests/test_limits.py tests/test_damage.py` makes the figures; the disks want
+root, and what is led by coverage wants `atheris`.
 
 """
 
