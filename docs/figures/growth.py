@@ -60,14 +60,14 @@ def make(root: Path, layers: int) -> None:
     (root / "config.json").write_text(json.dumps(config))
 
 
-def run(source: Path, out: Path, layers: int, device: str) -> dict[str, float]:
+def run(source: Path, out: Path, layers: int, device: str, workers: int) -> dict[str, float]:
     """Convert some layers; return what the run says of itself."""
     kernels, checkpoint = pick(device), open_checkpoint(source)
     prints = fingerprint(TRTLLM_BF16, kernels)
     plan = make_plan(checkpoint, Target(TRTLLM_BF16, prints, layers=(0, layers - 1)), None)
     directory = OutputDirectory(out, plan.id, plan.identity)
     started = time.perf_counter()
-    for event in convert(plan, checkpoint, directory, kernels, Limits(2)):
+    for event in convert(plan, checkpoint, directory, kernels, Limits(workers)):
         if isinstance(event, ShardRecord):
             (out / event.file).unlink()
         if isinstance(event, Manifest):
@@ -84,15 +84,18 @@ def main() -> None:
     parser.add_argument("figures", type=Path)
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 4, 8, 14])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--one", type=int, help="Convert so many layers, in this process.")
     options = parser.parse_args()
     source = options.work / "source"
     if options.one:
         out = options.work / f"out-{options.one}"
-        print(json.dumps(run(source, out, options.one, options.device)))
+        where = options.device, options.workers
+        print(json.dumps(run(source, out, options.one, *where)))
         return
     make(source, max(options.layers))
     command = [sys.executable, __file__, str(options.work), "-", "--device", options.device]
+    command += ["--workers", str(options.workers)]
     runs = [
         json.loads(subprocess.check_output([*command, "--one", str(layers)], text=True))
         for layers in options.layers

@@ -30,8 +30,8 @@ _DEVICE_PIECE_BYTES: Final = 1 << 23
 
 _MOST_WORKERS: Final = 16
 
-_STATIONS: Final = 6
-"""One batch goes up, one is laid out and one comes back; as many wait for a thread to go on."""
+_STATIONS: Final = 3
+"""One batch goes up, one is laid out and one comes back; a device does no more at a time."""
 
 
 def default_workers() -> int:

@@ -19,7 +19,7 @@ import xxhash
 from moeconv.checkpoint.reader import Reader
 from moeconv.conversion.budget import Limits, budget_for
 from moeconv.conversion.pieces import Experts, Piece, pieces_of
-from moeconv.conversion.reading import digest, read_matrices, spans_of
+from moeconv.conversion.reading import read_matrices, spans_of
 from moeconv.conversion.ring import Ring, Slot
 from moeconv.output.manifest import SourceDigest
 from moeconv.output.records import WRITTEN, ShardRecord, TensorRecord
@@ -145,7 +145,7 @@ class Pipeline:
         places = [piece.tensor.places(expert) for expert in piece.experts]
         digests = read_matrices(self._reader, places, sources, slot.scratch)
         self._ring.lay_out(piece.verb, sources, outs)
-        return _Filled(tuple(digest(out) for out in outs), digests)
+        return _Filled(tuple(xxhash.xxh3_128_hexdigest(out) for out in outs), digests)
 
     def _take_back(self, pending: _Pending, shard: ShardWriter, book: _Book) -> Moved:
         piece, slot, future = pending

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from moeconv.layouts.layout import Matrix
     from moeconv.planning.jobs import Tensor
     from moeconv.tensors import Bytes
-
-
-_RELEASED_BYTES: Final = 1 << 16
-"""Above this xxhash releases the interpreter's lock (4.1.0, `XXHASH_GIL_MINSIZE`)."""
-
-_HELD_BYTES: Final = 1 << 18
 
 
 def read_matrix(
@@ -40,22 +34,9 @@ def read_matrices(
 ) -> tuple[SourceDigest, ...]:
     """Do the same for several experts, in the rows of `outs`."""
     return tuple(
-        SourceDigest(part.ref.name, *part.span, digest(raw))
+        SourceDigest(part.ref.name, *part.span, xxhash.xxh3_128_hexdigest(raw))
         for part, raw in reader.read_parts(windows(experts, outs), scratch)
     )
-
-
-def digest(data: Bytes) -> str:
-    """Return the XXH3-128 of contiguous bytes.
-
-    Small ones keep the interpreter's lock: to get it back among many threads takes longer.
-    """
-    if data.nbytes > _HELD_BYTES:
-        return xxhash.xxh3_128_hexdigest(data)
-    state, flat = xxhash.xxh3_128(), data.reshape(-1)
-    for at in range(0, data.nbytes, _RELEASED_BYTES):
-        state.update(flat[at : at + _RELEASED_BYTES])
-    return state.hexdigest()
 
 
 def windows(experts: Sequence[Sequence[Place]], outs: Bytes) -> list[tuple[Part, Bytes]]:

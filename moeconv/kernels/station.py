@@ -6,7 +6,6 @@ host holds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
@@ -76,10 +75,7 @@ class Station:
         self._memory = [
             torch.empty(size if copies else 0, dtype=torch.uint8, device=device) for size in sizes
         ]
-        self._views: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # The thread sleeps while it waits: one that spins takes a core from the others.
-        self._done = torch.cuda.Event(blocking=True) if self._stream else None
 
     def lay_out(self, verb: Verb, sources: Bytes, outs: Bytes) -> None:
         """Fill each row of `outs` (pinned host bytes) with that row of `sources` laid out."""
@@ -95,27 +91,21 @@ class Station:
             if not self._copies:
                 self._kernels.lay_out_batch(verb, *(_seen_by(self._device, x) for x in host))
             else:
-                mine = [self._view(side, tuple(x.shape)) for side, x in enumerate(host)]
+                mine = [
+                    memory[: x.numel()].view(x.shape)
+                    for memory, x in zip(self._memory, host, strict=True)
+                ]
                 mine[0].copy_(host[0], non_blocking=True)
                 self._kernels.lay_out_batch(verb, *mine)
                 host[1].copy_(mine[1], non_blocking=True)
         self._wait()
 
-    def _view(self, side: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return device memory for a batch; kept, since batches have few shapes.
-
-        Each call of torch hands the interpreter's lock on, and waits for it behind all others.
-        """
-        view = self._views.get((side, shape))
-        if view is None:
-            view = self._memory[side][: math.prod(shape)].view(shape)
-            self._views[side, shape] = view
-        return view
-
     def _wait(self) -> None:
-        if self._stream is not None and self._done is not None:
-            self._done.record(self._stream)
-            self._done.synchronize()
+        """Wait for the stream asleep: a thread that spins takes a core from the others."""
+        if self._stream is not None:
+            done = torch.cuda.Event(blocking=True)
+            done.record(self._stream)
+            done.synchronize()
 
 
 @contextmanager
