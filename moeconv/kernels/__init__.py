@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import ctypes.util
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Final
 
 from moeconv.errors import UnsupportedError
 from moeconv.kernels.cpu import CpuKernels
-from moeconv.share import own_gpu
+from moeconv.share import own_gpu, ranks_here
 
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels
 
 
+_ENOUGH_CORES: Final = 8
+"""So many do not miss a GPU, which takes seconds to start: docs/explanation/performance.md."""
+
+
 def pick(device: str) -> Kernels:
     """Return the kernels for `auto`, `cpu`, `cuda` or `cuda:<n>`.
 
-    Under `torchrun`, `cuda` is a GPU for each process. Torch is imported only where a CUDA driver
-    is installed, since that takes seconds.
+    `auto` is a GPU where there is one and this process has few cores. Under `torchrun`, `cuda` is a
+    GPU for each process. Torch is imported only where a CUDA driver is installed, since that takes
+    seconds.
 
     Raises
     ------
@@ -25,7 +31,8 @@ def pick(device: str) -> Kernels:
         No such device.
     """
     if device == "auto":
-        device = "cuda" if _has_cuda() else "cpu"
+        cores = len(os.sched_getaffinity(0)) // ranks_here()
+        device = "cuda" if cores < _ENOUGH_CORES and _has_cuda() else "cpu"
     if device == "cpu":
         return CpuKernels()
     if device == "cuda" or device.removeprefix("cuda:").isdigit():

@@ -14,6 +14,7 @@ from moeconv.kernels.torch import TorchBatch
 @pytest.fixture
 def gpus(monkeypatch):
     """Let torch see two GPUs, of which nothing is asked but what they are."""
+    monkeypatch.setattr("ctypes.util.find_library", lambda _: "libcuda.so.1")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr(
@@ -29,6 +30,22 @@ def test_each_process_of_a_machine_takes_its_own_gpu(monkeypatch):
         monkeypatch.setenv("LOCAL_RANK", rank)
         assert pick("cuda").device == f"cuda:{rank}"
         assert pick("cuda:1").device == "cuda:1"  # what was said counts, so two may share one
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(
+    ("cores", "ranks", "device"),
+    [(2, "1", "cuda:0"), (8, "1", "cpu"), (16, "2", "cpu"), (16, "4", "cuda:0")],
+)
+def test_auto_is_a_gpu_where_a_process_has_few_cores(monkeypatch, cores, ranks, device):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert pick("auto").device == device
+
+
+def test_auto_is_the_cpu_where_no_driver_is(monkeypatch):
+    monkeypatch.setattr("ctypes.util.find_library", lambda _: None)
+    assert pick("auto").device == "cpu"
 
 
 @pytest.mark.usefixtures("gpus")
