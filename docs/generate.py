@@ -14,12 +14,13 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 from drawings import DRAWINGS
+from tables import performance_tables, table
 
 import moeconv
 from moeconv.families import FAMILIES
@@ -155,7 +156,7 @@ def manifest_page() -> str:
         parts += [f"## {_words(kind)}\n", about + "\n"]
         hints = get_type_hints(kind)
         parts.append(
-            _table(
+            table(
                 ("field", "type", "meaning"),
                 (
                     (
@@ -182,7 +183,7 @@ def inspect_schema() -> str:
 
 def support_page() -> str:
     """Return what can be converted into what, and which engine takes it."""
-    layouts = _table(
+    layouts = table(
         ("layout", "version", "takes", "engine", "engine versions", "selected there by"),
         (
             (
@@ -197,7 +198,7 @@ def support_page() -> str:
             for engine in layout.engines
         ),
     )
-    families = _table(
+    families = table(
         ("family", "`model_type`", "experts", "stored as"),
         (
             (
@@ -213,7 +214,7 @@ def support_page() -> str:
             for family in FAMILIES
         ),
     )
-    schemes = _table(
+    schemes = table(
         ("scheme", "tensors of a matrix", "converted by"),
         (
             (
@@ -244,58 +245,26 @@ def readme() -> str:
         for engine in layout.engines:
             row = (f"`moeconv {make_command(layout)}`", *_served(layout, engine))
             rows.setdefault(row, {}).update(dict.fromkeys(layout.schemes))
-    table = _table(
+    shown = table(
         ("experts stored as", "command", "engine", "its flag", "GPU"),
         ((", ".join(schemes), *row) for row, schemes in rows.items()),
     )
     count = sum(len(family.model_types) for family in FAMILIES)
     names = ", ".join(family.name for family in FAMILIES)
     families = f"\n{len(FAMILIES)} families, {count} model types: {names}.\n"
-    return _between_marks("../README.md", f"{table}{families}")
+    return _between_marks("../README.md", f"{shown}{families}")
 
 
 def performance_page() -> str:
-    """Return the page on performance with the table of the kernels made anew."""
-    figures = json.loads((DOCS / "figures/kernels-h200.json").read_text(encoding="utf-8"))
-    header = (
-        "layer",
-        "GB",
-        "copy",
-        "Triton",
-        "engine’s order",
-        "inverse",
-        "torch",
-        "vLLM",
-        "of copy",
-        "to vLLM",
-    )
-    table = _table(header, map(_measured, figures["rows"]))
-    versions = ", ".join(f"{name} {number}" for name, number in figures["versions"].items())
-    source = f"\n{figures['gpu']}, {versions}; {figures['date']}: `{figures['command']}`.\n"
-    return _between_marks("explanation/performance.md", f"{table}{source}")
+    """Return the page on performance with its tables made anew."""
+    return _between_marks("explanation/performance.md", *performance_tables())
 
 
-def _measured(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a layer's rates in GB/s, ours over a copy's and over the engine's."""
-    rates = row["gb_per_s"]
-    ours, copy, engine = rates["triton"], rates["copy"], rates.get("vllm")
-    ways = ("copy", "triton", "triton engine order", "triton inverse", "torch")
-    return (
-        f"{row['shape']}, {row['part']}",
-        f"{row['nbytes'] / 1e9:.2f}",
-        *(f"{rates[way]:.0f}" for way in ways),
-        f"{engine:.0f}" if engine else "",
-        f"{ours / copy:.0%}",
-        f"{rates['triton engine order'] / engine:.1f} ×" if engine else "",
-    )
-
-
-def _between_marks(page: str, made: str) -> str:
-    """Return a page with what stands between its two marks made anew."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    before, _, rest = text.partition(TABLE_MARK)
-    _, _, after = rest.partition(TABLE_MARK)
-    return f"{before}{TABLE_MARK}\n\n{made}\n{TABLE_MARK}{after}"
+def _between_marks(page: str, *made: str) -> str:
+    """Return a page with what stands between each pair of its marks made anew."""
+    parts = (DOCS / page).read_text(encoding="utf-8").split(TABLE_MARK)
+    parts[1::2] = [f"\n\n{each}\n" for each in made]
+    return TABLE_MARK.join(parts)
 
 
 def _served(layout: Layout, engine: Engine) -> tuple[str, str, str]:
@@ -317,7 +286,7 @@ def _takes() -> str:
         for family in FAMILIES
     ]
     listed = "\n".join(f"{number}. {reason}" for reason, number in notes.items())
-    return f"{_table(header, rows)}\n{listed}\n"
+    return f"{table(header, rows)}\n{listed}\n"
 
 
 def _cell(family: Family, layout: Layout, engine: Engine, notes: dict[str, int]) -> str:
@@ -342,7 +311,7 @@ def _cell(family: Family, layout: Layout, engine: Engine, notes: dict[str, int])
 def _rows() -> str:
     """Return the table of what engines do not take."""
     words = {"no": "does not take", "but": "takes one way", "needs": "needs"}
-    return _table(
+    return table(
         ("engine", "layout", "it", "what"),
         (
             (
@@ -417,11 +386,6 @@ def _type(hint: Any) -> str:  # noqa: ANN401
     if getattr(hint, "__origin__", None) is dict:
         return f"object, {_type(args[0])} to {_type(args[1])}"
     return {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}[hint.__name__]
-
-
-def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 RELIABILITY_TEXT: Final = """\
