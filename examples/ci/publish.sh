@@ -5,13 +5,15 @@
 #   publish.sh part 2/4    do the second of four parts of the work
 #   publish.sh join        do what is left, let the model appear, verify it where it is
 #
-# SRC is the checkpoint, REPO the repository (org/name), HF_TOKEN may write there. Each part may run
+# SRC is the checkpoint, REPO the repository (org/name), HF_TOKEN may write there; CONVERT is the
+# command that `moeconv inspect SRC` names, such as `marlin-fp4 --engine sglang`. Each part may run
 # on a machine of its own: they meet on a branch of the repository. Any of them may be run again.
 set -euo pipefail
 : "${SRC:?name the checkpoint}" "${REPO:?name the repository, as org/name}"
 
+read -ra command <<<"${CONVERT:-trtllm}"
 convert=(
-  moeconv "${VERB:-trtllm}" "$SRC"
+  moeconv "${command[@]}" "$SRC"
   --out "${OUT:-build/converted}"
   --max-shard-size "${MAX_SHARD_SIZE:-2GB}"
   --push "$REPO"
