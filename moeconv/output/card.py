@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from moeconv.output.manifest import Manifest
 
 _CARRIED: Final = ("license", "license_name", "license_link", "language", "pipeline_tag")
+_TERMS: Final = "extra_gated_"
+"""What a gated model asks of people; it holds for a copy that is made a gated one."""
+
+_FORMATS: Final = frozenset({"bf16", "mxfp4", "nvfp4"})
 _FLOATS: Final = frozenset({"BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2", "F4"})
 
 
@@ -53,7 +57,11 @@ def carried(source_card: str) -> dict[str, object]:
         message = f"the metadata of `README.md` cannot be read: {' '.join(str(error).split())}"
         hint = "mend what is between its two `---`; the licence is taken from there"
         raise SourceError(message, hint=hint) from error
-    return {key: said.get(key) for key in _CARRIED if said.get(key) is not None}
+    return {
+        key: value
+        for key, value in vars(said).items()
+        if value is not None and (key in _CARRIED or key.startswith(_TERMS))
+    }
 
 
 def write_card(
@@ -77,14 +85,14 @@ def write_card(
     SourceError
         The metadata of the source's card is no YAML.
     """
-    said = carried(source_card)
+    said = _with_link(carried(source_card), manifest)
     base = manifest.source.name if manifest.source.revision else None
     engines = {row.engine.lower() for row in serving}
     data = ModelCardData(
         base_model=base,
         base_model_relation="quantized" if base else None,
         library_name="moeconv",
-        tags=sorted({"moe", "moeconv", manifest.layout.id, *engines}),
+        tags=sorted({"moe", "moeconv", manifest.layout.id, *_formats(manifest), *engines}),
     )
     for key, value in said.items():
         data[key] = value
@@ -97,6 +105,21 @@ def write_card(
     )
     text = "\n\n".join(parts)
     return f"---\n{data.to_yaml()}\n---\n\n{text}\n".encode()
+
+
+def _with_link(said: dict[str, object], manifest: Manifest) -> dict[str, object]:
+    """Let a link to a licence that is a file of the source, and of no copy, lead to the source."""
+    link, source = said.get("license_link"), manifest.source
+    kept = {entry.path for entry in manifest.files}
+    if not isinstance(link, str) or ":" in link or link in kept or source.revision is None:
+        return said
+    there = f"https://huggingface.co/{source.name}/blob/{source.revision}/{link}"
+    return {**said, "license_link": there}
+
+
+def _formats(manifest: Manifest) -> set[str]:
+    """Return the number formats of the experts, as people look for them."""
+    return {part for stack in manifest.stacks for part in stack.scheme.split("-")} & _FORMATS
 
 
 def parameters(manifest: Manifest) -> tuple[int, int]:
