@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from moeconv.errors import VerifyError
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.codec import read_manifest
+from moeconv.serving import open_converted
 from moeconv.verification.digests import Subset
 from moeconv.verification.verify import Verified, verify
 from tests import runs
@@ -120,6 +122,29 @@ def test_many_bits_are_named(pair: Pair, record: Callable[[str, int, str], None]
     record(f"one bit of a converted directory, {kind}", tried, "named, with its file and tensor")
 
 
+@given(data=st.data())
+def test_a_rank_that_checks_names_the_expert_and_its_tensor(
+    pair: Pair, data: st.DataObject
+) -> None:
+    """The rank that holds it, before its memory is touched; the other reads its own."""
+    entry = data.draw(st.sampled_from(read_manifest(pair.out).tensors))
+    at = data.draw(st.integers(entry.begin, entry.end - 1))
+    expert = entry.first + (at - entry.begin) * len(entry.xxh3) // (entry.end - entry.begin)
+    path = pair.out / entry.file
+    damaged = flipped(path.read_bytes(), at, data.draw(st.integers(0, 7)))
+    with changed(path, damaged), open_converted(pair.out) as directory:
+        for number in range(2):
+            rank = directory.rank(ep_size=2, ep_rank=number)
+            outs = [(it, np.full(it.nbytes, 0xA5, np.uint8)) for it in rank.tensors()]
+            if number != expert:
+                rank.read_all(outs, check=True)
+                continue
+            words = rf"expert {expert} of `{entry.name}` in `{entry.file}` is damaged"
+            with pytest.raises(VerifyError, match=words):
+                rank.read_all(outs, check=True)
+            assert all((out == 0xA5).all() for _, out in outs)
+
+
 def alike(out: Path) -> tuple[Any, Any]:
     """Return two tensors of one shard that have the same size, in the order of the file."""
     entries = sorted(read_manifest(out).entries(), key=lambda it: (it.file, it.begin))
@@ -191,6 +216,16 @@ def test_a_small_file_of_the_source_that_changed_is_named(pair: Pair, name: str)
         pytest.raises(VerifyError, match=rf"`{name}` is damaged: expected SHA-256"),
     ):
         verified(pair.out)
+
+
+@pytest.mark.parametrize("change", [(b" ", b"\n"), (b"{", b"{ ")], ids=["bit", "longer"])
+def test_an_index_of_the_source_that_was_edited_is_named(
+    pair: Pair, change: tuple[bytes, bytes]
+) -> None:
+    index = pair.source / "model.safetensors.index.json"
+    edited = index.read_bytes().replace(*change, 1)
+    with changed(index, edited), pytest.raises(VerifyError, match=rf"`{index.name}:0-\d+`"):
+        verified(pair.out, source=pair.source)
 
 
 def test_files_that_came_and_went_in_the_source_are_named(pair: Pair, tmp_path: Path) -> None:

@@ -245,11 +245,12 @@ def test_every_layout_of_every_scheme_comes_back(layout, scheme, tmp_path):
     args = ("--layout", layout, "--out", out, "--device", "cpu")
     planned = runs.invoke("convert", source, *args, "--dry-run", "--json")
     (said,) = (json.loads(line) for line in planned.splitlines() if line.startswith("{"))
-    runs.invoke("convert", source, *args)
+    made = runs.invoke("convert", source, *args, "--json")
+    (done,) = (json.loads(line) for line in made.splitlines() if '"event": "done"' in line)
     manifest = read_manifest(out)
     assert (manifest.layout.id, {stack.scheme for stack in manifest.stacks}) == (layout, {scheme})
     assert manifest.restore
-    assert said["sidecar_bytes"] == manifest.restore.nbytes
+    assert said["sidecar_bytes"] == done["sidecar_bytes"] == manifest.restore.nbytes
     assert f"with {report.size(manifest.restore.nbytes)} more" in runs.invoke("inspect", out)
     card = write_card("org/tiny", manifest, "", ()).decode()
     assert f"{manifest.restore.nbytes:,} bytes in `restore/`" in card

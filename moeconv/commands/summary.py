@@ -276,6 +276,7 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
     made = len(plan.jobs) - run.jobs_resumed
     if as_json:
         told = {**asdict(run), "seconds": round(seconds, 3)}  # the survey included
+        told["sidecar_bytes"] = sidecar_bytes(plan)
         report.emit({"event": "done", "out": str(out), "plan_id": plan.id, **told})
         return
     report.good(f"converted to `{out}`")
