@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from moeconv import report
 from moeconv.checkpoint.index import read_config
 from moeconv.commands.space import check_bound
-from moeconv.commands.summary import push_facts, push_rows
+from moeconv.commands.travel import push_facts, push_rows
 from moeconv.inspection.inspect import loaders
 from moeconv.output.alone import alone
 from moeconv.output.card import Serving, carried, write_card

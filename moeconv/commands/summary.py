@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from moeconv import report
+from moeconv.commands.travel import fetched_bytes, network_rows, push_facts, push_rows
 from moeconv.conversion.survey import total
 from moeconv.output.place import free_bytes
 from moeconv.planning.fitting import served_tp
@@ -72,12 +73,12 @@ def show_plan(plan: Plan, checkpoint: Checkpoint, prospect: Prospect, *, as_json
             ("buffers", report.size(cost.buffer_bytes)),
             ("peak memory", f"{report.size(cost.host_bytes)}, an estimate"),
             *_device(cost),
-            *_network(checkpoint),
+            *network_rows(plan, checkpoint, is_sent=outlook is not None),
             (
                 "free disk",
                 f"{report.size(free)}; {_disk(plan, prospect.max_disk_bytes)}",
             ),
-            ("time", _time(cost)),
+            ("time", _time(cost, is_remote=checkpoint.origin.is_remote)),
             *(push_rows(outlook, plan.id) if outlook else ()),
         ),
         to_stdout=True,
@@ -115,8 +116,7 @@ def _facts(plan: Plan, checkpoint: Checkpoint, prospect: Prospect) -> dict[str, 
         "buffer_bytes": cost.buffer_bytes,
         "host_bytes": cost.host_bytes,
         "device_bytes": cost.device_bytes,
-        "network_bytes": sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
-        * checkpoint.origin.is_remote,
+        "network_bytes": fetched_bytes(plan, checkpoint),
         "free_bytes": free_bytes(prospect.out),
         "disk_bytes": min(plan.nbytes, prospect.max_disk_bytes or plan.nbytes),
         "push": outlook and push_facts(outlook, plan.id),
@@ -135,44 +135,11 @@ def _expert_bytes(plan: Plan) -> int:
     )
 
 
-def push_facts(outlook: Outlook, plan_id: str) -> dict[str, object]:
-    """Return what is on the Hub where a plan is to be published, for a machine."""
-    return {
-        "name": outlook.name,
-        "revision": outlook.revision,
-        "is_there": outlook.is_there,
-        "at": outlook.at,
-        "was_there": outlook.has(plan_id),
-    }
-
-
-def push_rows(outlook: Outlook, plan_id: str) -> Iterator[tuple[str, str]]:
-    """Yield the same for a person."""
-    where = f"`{outlook.revision}` of `{outlook.name}`"
-    if not outlook.is_there:
-        yield "publishes", f"on {where}, a new repository"
-        return
-    at = f"at {outlook.at} now" if outlook.at else "a new branch"
-    yield "publishes", f"on {where}, {at}; the token may write there"
-    if outlook.has(plan_id):
-        yield "there", "all of it: nothing is left to do"
-    elif outlook.shards_sent:
-        yield "there", f"{report.count(outlook.shards_sent, 'shard')}, from earlier runs"
-    elif outlook.earlier:
-        yield "replaces", f"{outlook.earlier.source.name} in the layout {outlook.earlier.layout.id}"
-
-
 def _disk(plan: Plan, max_disk_bytes: int | None) -> str:
     if max_disk_bytes is None or max_disk_bytes >= plan.nbytes:
         return f"{report.size(plan.nbytes)} are needed"
     size = report.size(max_disk_bytes)
     return f"at most {size} of {report.size(plan.nbytes)} are there at a time (--max-disk)"
-
-
-def _network(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    if checkpoint.origin.is_remote:
-        nbytes = sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
-        yield "network", f"{report.size(nbytes)} come over it, and are not kept here"
 
 
 def _device(cost: Estimate) -> Iterator[tuple[str, str]]:
@@ -185,10 +152,11 @@ def _peak(device_bytes: int) -> Iterator[tuple[str, str]]:
         yield "on the GPU", report.size(device_bytes)
 
 
-def _time(cost: Estimate) -> str:
+def _time(cost: Estimate, *, is_remote: bool) -> str:
+    bare = ", without the network" if is_remote else ""
     return (
         f"about {report.duration(cost.seconds)} at {report.size(cost.bytes_per_s)}/s: an estimate, "
-        f"from laying out one expert ({report.size(cost.sample_bytes)}) and trying the disk"
+        f"from laying out one expert ({report.size(cost.sample_bytes)}) and trying the disk{bare}"
     )
 
 

@@ -18,6 +18,7 @@ from moeconv.families import FAMILIES
 from moeconv.output.records import ShardRecord
 from moeconv.sourcing import open_source, publishers
 from tests import runs
+from tests.fp4.models import Model
 from tests.hub.state import FakeHub, Fault
 
 REPO = "Qwen/Tiny-MoE"
@@ -66,6 +67,19 @@ def test_a_dry_run_counts_the_shards_of_the_directory_too(published: Path):
     assert far["shards"] == near["shards"]
     assert far["sidecar_bytes"] == near["sidecar_bytes"] > 0
     assert f"`{REPO}` is on the Hub, at commit " in plans[0].stderr
+
+
+def test_a_dry_run_says_what_it_has_not_tried(hub: FakeHub, tmp_path: Path):
+    model = Model("modelopt")
+    hub.store.add_folder(REPO, model.write(tmp_path / "source"))
+    said = runs.invoke("marlin-fp4", REPO, "--dry-run", "--push", "org/converted")
+    assert "first, of scales, which were not read" in " ".join(said.split())
+    assert "go to the Hub" in said
+    assert "without the network" in " ".join(said.split())
+    plan = json.loads(runs.invoke("marlin-fp4", REPO, "--dry-run", "--json").splitlines()[-1])
+    tensors = {name: len(data) for name, (_, _, data) in model.tensors().items()}
+    scales = sum(size for name, size in tensors.items() if "weight_scale" in name)
+    assert plan["network_bytes"] == sum(tensors.values()) + scales
 
 
 def test_kept_files_are_of_the_same_plan(hub: FakeHub, published: Path, tmp_path: Path):
