@@ -339,9 +339,11 @@ def test_a_changed_config_is_no_source(converted, tmp_path):
 # Whatever stops it, the same command ends it right.
 
 
-def test_every_write_fsync_and_rename(make_checkpoint, tmp_path, monkeypatch):
-    source = make_checkpoint(experts=2, layers=1, hidden=64, intermediate=64)
-    out, whole = runs.run(source, tmp_path / "out"), digests(source)
+def fail_at_every_call(
+    out: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """Restore with a full disk at each call, then to the end; return how many calls there were."""
+    whole = digests(source)
     with monkeypatch.context() as patch:
         calls = faulty(patch, lambda _: None)
         restored(out, tmp_path / "counted")
@@ -362,6 +364,22 @@ def test_every_write_fsync_and_rename(make_checkpoint, tmp_path, monkeypatch):
         with pytest.raises(MoeconvError):
             open_checkpoint(back)
         assert restored(out, back) == whole, point
+    return calls["calls"]
+
+
+def test_every_write_fsync_and_rename(make_checkpoint, tmp_path, monkeypatch):
+    source = make_checkpoint(experts=2, layers=1, hidden=64, intermediate=64)
+    fail_at_every_call(runs.run(source, tmp_path / "out"), source, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.id)
+def test_every_write_fsync_and_rename_of_each_layout(layout, tmp_path, monkeypatch, record):
+    source = dressed(WRITERS[layout.schemes[0]](tmp_path / "source"))
+    args = ("--layout", layout.id, "--device", "cpu", "--max-shard-size", "100kB")
+    runs.invoke("convert", source, "--out", tmp_path / "out", *args)
+    tried = fail_at_every_call(tmp_path / "out", source, tmp_path, monkeypatch)
+    record(f"restore, a full disk at every call, {layout.id}", tried, "the source, to the byte")
 
 
 def test_killed_in_the_middle(source, converted, tmp_path):
@@ -413,8 +431,16 @@ def test_a_file_of_an_earlier_run_is_read_again(source, converted, tmp_path):
 def test_a_damaged_file_of_an_earlier_run_is_written_again(source, converted, tmp_path, at):
     file = begun(converted, tmp_path / "back")
     damage(file, at)
-    line, said = restored_by_command(converted, tmp_path / "back")
+    *_, result = restore(converted, CpuKernels(), tmp_path / "back")
+    assert isinstance(result, Restored)
     assert digests(tmp_path / "back") == digests(source)
+    assert (result.resumed, result.redone) == (0, (file.name,))
+
+
+def test_the_command_says_which_file_was_damaged(converted, tmp_path):
+    file = begun(converted, tmp_path / "back")
+    damage(file)
+    line, said = restored_by_command(converted, tmp_path / "back")
     assert (line["resumed"], line["redone"]) == (0, [file.name])
     assert f"`{file.name}` of an earlier run was damaged" in said
 

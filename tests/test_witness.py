@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,28 @@ def test_gate_and_up_exchanged_are_seen(
     out = converted(layout, source, tmp_path / "out")
     with pytest.raises(VerifyError, match=rf"{param}\.0-3` is not what {by} makes"):
         verified(out, source)
+
+
+@pytest.mark.slow
+def test_every_fault_in_every_recipe_is_seen(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record: Callable[[str, int, str], None],
+) -> None:
+    """Of every kind of source, and of the first for one TP size too."""
+    seen = 0
+    for layout, param in PARAMS:
+        need(layout)
+        first, *more = KINDS[layout]
+        for kind, options in ((first, ()), (first, ("--tp", "2")), *((it, ()) for it in more)):
+            seen += 1
+            source = write(kind, tmp_path / f"{seen}")
+            with monkeypatch.context() as patch:
+                inject(patch, param, wrong)
+                out = converted(layout, source, tmp_path / f"{seen}.out", *options)
+                with pytest.raises(VerifyError, match=rf"{param}\..*makes of its source"):
+                    verified(out, source)
+    record("a fault in the recipe of a parameter, with its inverse", seen, "seen by --source")
 
 
 @pytest.fixture

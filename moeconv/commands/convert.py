@@ -94,7 +94,11 @@ def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
     """Do what is left to do, and say what became of it."""
     checkpoint, plan, out = decided.checkpoint, decided.plan, decided.out
     sink = sink_for(options, plan, out)
-    if sink.is_there(checkpoint) or _is_done(decided, sink, options):
+    if sink.is_there(checkpoint):
+        if options.hash_source:
+            report.note("`--hash-source` reads nothing then: what is on the Hub stays as it is")
+        return
+    if _is_done(decided, sink, options):
         return
     started_s = time.monotonic()
     kept = OutputDirectory.kept_facts(out, plan.id) or sink.known_facts()
