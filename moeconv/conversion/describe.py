@@ -25,14 +25,19 @@ from moeconv.planning.plan import Plan, facts_entries, stack_entries
 from moeconv.planning.sidecar import is_sidecar, sidecar_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from moeconv.checkpoint.types import Checkpoint
+    from moeconv.output.shard import ShardLayout
+    from moeconv.planning.jobs import Job
 
 _TOOLS: Final = ("moeconv", "numpy", "torch", "safetensors", "flashinfer-python")
 
 
 def draft(plan: Plan, checkpoint: Checkpoint) -> Manifest:
     """Return the manifest of a conversion before it has run: all but digests, and how it went."""
-    tensors, weights, kept = _entries(plan)
+    arranged = [(job, job.arranged(plan.id)) for job in plan.jobs]
+    tensors, weights, kept = _entries(arranged)
     target = plan.target
     return Manifest(
         format=FORMAT,
@@ -65,20 +70,20 @@ def draft(plan: Plan, checkpoint: Checkpoint) -> Manifest:
         restore=SidecarEntry(sidecar_bytes(plan), kept) if target.has_sidecar else None,
         tensors=tensors,
         weights=weights,
-        files=tuple(FileEntry(job.file, job.arranged(plan.id).size, "") for job in plan.jobs),
+        files=tuple(FileEntry(job.file, layout.size, "") for job, layout in arranged),
         sources=(),
         run=together(()),
     )
 
 
 def _entries(
-    plan: Plan,
+    arranged: Iterable[tuple[Job, ShardLayout]],
 ) -> tuple[tuple[TensorEntry, ...], tuple[WeightEntry, ...], tuple[KeptEntry, ...]]:
     """Return converted tensors, those that pass through, and what the sidecar keeps."""
     tensors, weights, kept = [], [], []
-    for job in plan.jobs:
+    for job, layout in arranged:
         by_name = {tensor.name: tensor for tensor in job.tensors}
-        for place in job.arranged(plan.id).entries:
+        for place in layout.entries:
             tensor, spec = by_name[place.name], place.spec
             held = (spec.dtype, spec.shape, job.file, place.begin, place.end)
             if isinstance(tensor, Converted):

@@ -77,6 +77,8 @@ class Ring:
     def _add(self, memory: Bytes) -> None:
         """Make a slot of some memory, pinned where there is a device."""
         if isinstance(self._kernels, DeviceKernels):
+            # Pages that are there are pinned sooner: meanwhile the driver does nothing else.
+            memory[:: mmap.PAGESIZE] = 0
             self._held.enter_context(self._kernels.pinned(memory))
         self._free.put(_slot(memory, self._sizes))
 

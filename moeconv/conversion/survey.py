@@ -154,7 +154,7 @@ class _Look:
         """Take in the scales of some experts; return how many bytes they are."""
         values = np.empty((len(experts), *matrix.shape), np.uint8)
         where = [self.places(matrix, expert) for expert in experts]
-        scratch = np.empty(max(scratch_for(each, matrix) for each in where), np.uint8)
+        scratch = np.empty(scratch_for(where[0], matrix), np.uint8)  # all are stored alike
         deque(self.reader.read_parts(windows(where, values), scratch), maxlen=0)
         self.seen.note(matrix, experts, values)
         return matrix.nbytes * len(experts)

@@ -47,24 +47,22 @@ class ShardLayout:
 
 def arrange(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> ShardLayout:
     """Arrange tensors in a shard, in the order given but for small odd sizes, which come last."""
-    order = sorted(tensors.items(), key=lambda item: item[1].nbytes % TENSOR_ALIGNMENT != 0)
+    sizes = [(name, spec, spec.nbytes) for name, spec in tensors.items()]
+    order = sorted(sizes, key=lambda item: item[2] % TENSOR_ALIGNMENT != 0)
     table: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
     at = 0
-    for name, spec in order:
-        table[name] = {
-            "dtype": spec.dtype,
-            "shape": list(spec.shape),
-            "data_offsets": [at, at + spec.nbytes],
-        }
-        at += spec.nbytes
+    for name, spec, nbytes in order:
+        offsets = [at, at + nbytes]
+        table[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": offsets}
+        at += nbytes
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-(_LENGTH_BYTES + len(text)) % DATA_ALIGNMENT)
     header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
     entries = []
     begin = len(header)
-    for name, spec in order:
-        entries.append(Entry(name, spec, begin, begin + spec.nbytes))
-        begin += spec.nbytes
+    for name, spec, nbytes in order:
+        entries.append(Entry(name, spec, begin, begin + nbytes))
+        begin += nbytes
     return ShardLayout(header, tuple(entries), begin)
 
 
