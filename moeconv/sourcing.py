@@ -132,7 +132,7 @@ def _repository(source: str) -> tuple[str, str | None] | None:
 
 def _by_name(name: str, revision: str | None) -> str:
     """Return the repository of this name, if exactly one of the publishers has it."""
-    from moeconv.checkpoint.hub import is_on_hub
+    from moeconv.checkpoint.hub import is_on_hub, where_asked
 
     asked = [f"{publisher}/{name}" for publisher in publishers()]
     with ThreadPoolExecutor(len(asked)) as pool:
@@ -150,6 +150,7 @@ def _by_name(name: str, revision: str | None) -> str:
         hint = "give one of: " + ", ".join(f"`{repo}{at}`" for repo in found)
         raise SourceError(message, hint=hint)
     message = f"`{name}` is not a directory here, and none of the known publishers has such a model"
+    message += where_asked()
     hint = f"give a directory, or `org/{name}{at}`; asked for: {', '.join(publishers())}"
     raise SourceError(message, hint=hint)
 

@@ -192,7 +192,13 @@ def test_what_passes_is_waited_for(hub: FakeHub, source: Path, tmp_path: Path, s
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(401, "token is not accepted"), (403, "not allowed"), (413, "too large")],
+    [
+        (401, "token is not accepted"),
+        (402, "no storage left"),
+        (403, "not allowed"),
+        (413, "too large"),
+        (418, "the Hub answers 418"),
+    ],
 )
 def test_what_stays_is_said_at_once(
     hub: FakeHub, source: Path, tmp_path: Path, status: int, words: str

@@ -112,6 +112,17 @@ def test_refusals_are_words(hub: FakeHub, published: str, name: str, words: str)
     assert error.exit_code == 3
 
 
+def test_a_hub_that_cannot_be_asked_is_no_output(
+    hub: FakeHub, published: str, monkeypatch: pytest.MonkeyPatch
+):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    error = refused(NAME)
+    assert "`HF_HUB_OFFLINE` is set" in str(error)
+    assert error.exit_code == 3
+
+
 def test_a_checkpoint_is_compared_with_a_copy(hub: FakeHub, published: str, source: Path):
     assert "hf download" in str(refused(NAME, "--source", str(source)).hint)
 

@@ -145,13 +145,15 @@ def find_on_hub(repo: str, revision: str | None) -> HubOrigin | LocalOrigin:
 
 
 def is_on_hub(repo: str) -> bool:
-    """Say whether there is a repository of exactly this name.
+    """Say whether there is a repository of exactly this name; offline, whether it is in the cache.
 
     Raises
     ------
     SourceError
         The Hub does not answer.
     """
+    if constants.HF_HUB_OFFLINE:
+        return _snapshot(repo, None) is not None
 
     def found() -> bool:
         try:
@@ -160,6 +162,11 @@ def is_on_hub(repo: str) -> bool:
             return False
 
     return ask(repo, found, _QUICK_S)
+
+
+def where_asked() -> str:
+    """Return what to add where a repository was not found and nobody on the network was asked."""
+    return " in the cache, and `HF_HUB_OFFLINE` is set" if constants.HF_HUB_OFFLINE else ""
 
 
 def fetch(checkpoint: Checkpoint, origin: HubOrigin) -> LocalOrigin:
@@ -184,10 +191,17 @@ def fetch(checkpoint: Checkpoint, origin: HubOrigin) -> LocalOrigin:
 
 
 def _cached(repo: str, revision: str | None, what: str) -> LocalOrigin:
-    try:
-        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
-    except LocalEntryNotFoundError as error:
+    folder = _snapshot(repo, revision)
+    if folder is None:
         message = f"`{what}` is not in the cache, and `HF_HUB_OFFLINE` is set"
         hint = f"unset it, or fetch it where there is a network: `hf download {repo}`"
-        raise SourceError(message, hint=hint) from error
+        raise SourceError(message, hint=hint)
     return LocalOrigin(folder, repo, folder.name)
+
+
+def _snapshot(repo: str, revision: str | None) -> Path | None:
+    """Return where the library's cache has a revision, if it does."""
+    try:
+        return Path(snapshot_download(repo, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -17,6 +18,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import httpx
 
 from moeconv.errors import SourceError
+from moeconv.waiting import asked_wait_s
 
 TIMEOUT_S: Final = 30.0
 """On a connection on which nothing moves for so long, nothing will."""
@@ -24,6 +26,7 @@ TIMEOUT_S: Final = 30.0
 DELAYS_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0)
 _PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
 _LONGEST_WAIT_S: Final = 300.0
+_HOST: Final = "https://huggingface.co"
 _LOGIN: Final = "is the name right? for a private one: `hf auth login`, or set `HF_TOKEN`"
 
 _REFUSALS: Final[tuple[tuple[type[Exception], str, str], ...]] = (
@@ -77,8 +80,8 @@ def wait_before_retry(error: Exception, delay_s: float | None) -> float | None:
         return delay_s
     if error.response.status_code not in _PASSING:
         return None
-    said = error.response.headers.get("Retry-After", "")
-    return min(float(said), _LONGEST_WAIT_S) if said.isdecimal() else max(delay_s, 1.0)
+    asked_s = asked_wait_s(error.response.headers)
+    return max(delay_s, 1.0) if asked_s is None else min(asked_s, _LONGEST_WAIT_S)
 
 
 def in_words(what: str, error: Exception) -> SourceError:
@@ -100,4 +103,5 @@ def _words(what: str, error: Exception) -> tuple[str, str]:
         words = f"nothing comes for {TIMEOUT_S:g} s, however often it is asked"
         return words, "run the same command again to go on"
     reason = str(error) or type(error).__name__
-    return f"the Hub is not reachable ({reason})", "run the same command again to go on"
+    where = "" if constants.ENDPOINT == _HOST else f" at `{constants.ENDPOINT}`"
+    return f"the Hub{where} is not reachable ({reason})", "run the same command again to go on"

@@ -34,7 +34,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-from moeconv.errors import OutputError
+from moeconv.errors import MoeconvError, OutputError
 from moeconv.output.hubcalls import ask, be_patient
 from moeconv.output.tree import Held
 
@@ -76,10 +76,14 @@ class Repository:
         Which one, and which revision.
     plan_id
         The plan that is published; names the work branch.
+    kind
+        What it is that the Hub refuses: of what is written, or of what is only read.
     """
 
-    def __init__(self, destination: Destination, plan_id: str) -> None:
-        self.destination = destination
+    def __init__(
+        self, destination: Destination, plan_id: str, kind: type[MoeconvError] = OutputError
+    ) -> None:
+        self.destination, self._kind = destination, kind
         self.name = destination.name
         self.work = f"moeconv-{plan_id[:_BRANCH_DIGITS]}"
         self._api = HfApi()
@@ -145,7 +149,7 @@ class Repository:
             except (RepositoryNotFoundError, RevisionNotFoundError):
                 return None
 
-        return ask(f"look at `{self.name}`", look)
+        return ask(f"look at `{self.name}`", look, self._kind)
 
     def files(self, revision: str | None) -> dict[str, Held]:
         """Return the tree of a revision by path; an empty one where there is none."""
@@ -163,7 +167,7 @@ class Repository:
             except (RepositoryNotFoundError, RevisionNotFoundError):
                 return {}
 
-        return ask(f"list `{self.name}`", look)
+        return ask(f"list `{self.name}`", look, self._kind)
 
     def read(self, path: str, revision: str) -> bytes:
         """Return a small file."""
@@ -174,7 +178,7 @@ class Repository:
             hf_raise_for_status(response)
             return bytes(response.content)
 
-        return ask(f"read `{path}` of `{self.name}`", get)
+        return ask(f"read `{path}` of `{self.name}`", get, self._kind)
 
     def send(self, path: str, file: Path, sha256: str) -> CommitOperationAdd:
         """Send a large file ahead of its commit; the digest is known, so it is read once.

@@ -15,6 +15,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import disable_progress_bars, get_session, httpx
 
 from moeconv.errors import MoeconvError, OutputError
+from moeconv.waiting import asked_wait_s
 
 _DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """On top of what the library itself repeats: a minute in which the Hub or the network is away."""
@@ -33,6 +34,7 @@ _LOGIN: Final = "`hf auth login`, or set `HF_TOKEN` to a token that may write th
 
 _WORDS: Final[Mapping[int, tuple[str, str]]] = {
     401: ("the token is not accepted", _LOGIN),
+    402: ("there is no storage left", "free some on the Hub, or get more"),
     403: ("this is not allowed", "is it your repository, may the token write, is there storage?"),
     404: ("there is no such repository or revision for you", _LOGIN),
     412: ("somebody else has changed it meanwhile", "run the same command again"),
@@ -105,8 +107,8 @@ def _wait_s(cause: Exception, delay_s: float | None) -> float | None:
         return delay_s  # the network
     if cause.response.status_code not in _PASSING or delay_s is None:
         return None
-    said = cause.response.headers.get("Retry-After", "")
-    return min(float(said), _LONGEST_WAIT_S) if said.isdecimal() else delay_s
+    asked_s = asked_wait_s(cause.response.headers)
+    return delay_s if asked_s is None else min(asked_s, _LONGEST_WAIT_S)
 
 
 def _words(what: str, cause: Exception, kind: type[MoeconvError]) -> MoeconvError:
@@ -117,7 +119,7 @@ def _words(what: str, cause: Exception, kind: type[MoeconvError]) -> MoeconvErro
         return kind(message, hint="unset it to reach the Hub")
     if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code
-        words, hint = _WORDS.get(status, _AWAY)
+        words, hint = _WORDS.get(status, (f"the Hub answers {status}", _AWAY[1]))
         said = cause.server_message or ""
         detail = f" ({status}: {' '.join(said.split())})" if said else f" ({status})"
         return kind(f"cannot {what}: {words}{detail}", hint=hint)

@@ -52,7 +52,7 @@ class RemoteModel:
     def __init__(self, name: str) -> None:
         self.name, _, revision = name.partition("@")
         self._api = HfApi()
-        repository = self._repository = Repository(Destination(self.name), "")
+        repository = self._repository = Repository(Destination(self.name), "", SourceError)
         commit = repository.head(revision or "main")
         if commit is None:
             message = f"`{name}` is neither a directory nor a revision of a repository for you"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moeconv.conversion.pipeline import Moved
-from moeconv.errors import UnsupportedError
+from moeconv.errors import SourceError, UnsupportedError
 from moeconv.output.contents import by_file
 from moeconv.output.hub import Destination, Repository
 from moeconv.output.manifest import FileEntry, Manifest
@@ -80,7 +80,7 @@ def compare_source(manifest: Manifest) -> int:
 
     Raises
     ------
-    OutputError
+    SourceError
         The Hub refuses, or stays away.
     UnsupportedError
         The source was a directory, whose digests nobody has.
@@ -91,7 +91,7 @@ def compare_source(manifest: Manifest) -> int:
     if source.revision is None or any(file.sha256 is None for file in source.files):
         message = f"the source, `{source.name}`, was not read from the Hub: no digest is known"
         raise UnsupportedError(message, hint="`--source SRC` compares the bytes themselves")
-    tree = Repository(Destination(source.name), manifest.plan_id).files(source.revision)
+    tree = Repository(Destination(source.name), "", SourceError).files(source.revision)
     fail(
         [
             f"`{file.name}` of `{source.name}` is not what was converted: expected SHA-256 "

@@ -202,6 +202,10 @@ def test_every_family_has_a_publisher():
             Fault("GET", "/cdn/", status=429, headers={"Retry-After": "0"}), id="rate limit"
         ),
         pytest.param(
+            Fault("GET", "/cdn/", status=429, headers={"RateLimit": '"resolvers";r=0;t=0'}),
+            id="rate limit, as the Hub says it",
+        ),
+        pytest.param(
             Fault("HEAD", "/resolve/", status=429, headers={"Retry-After": "0"}), id="both ways"
         ),
     ],
@@ -304,6 +308,51 @@ def test_without_a_network_the_cache_counts(
     snapshot_download(REPO)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert open_source(REPO).origin.commit == head
+
+
+def test_a_name_is_looked_for_in_the_cache(
+    hub: FakeHub, published: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from huggingface_hub import constants, snapshot_download
+
+    snapshot_download(REPO)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert open_source(REPO.partition("/")[2]).origin.repo == REPO
+    with pytest.raises(SourceError, match="such a model in the cache, and `HF_HUB_OFFLINE` is set"):
+        open_source("Other-MoE")
+
+
+def test_a_mirror_that_sends_files_by_itself_gets_the_token(
+    hub: FakeHub, published: Path, tmp_path: Path
+):
+    hub.has_cdn = False
+    hub.store.repos[REPO].private = True
+    assert _shards(runs.run(Path(REPO), tmp_path / "out")) == _shards(
+        runs.run(published, tmp_path / "plain")
+    )
+    assert not hub.seen("GET", "/cdn/")
+
+
+def test_a_token_in_its_file_will_do(
+    hub: FakeHub, published: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from huggingface_hub import constants
+
+    hub.store.repos[REPO].private = True
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(SourceError, match="no such repository for you"):
+        open_source(REPO)
+    path = Path(constants.HF_TOKEN_PATH)
+    path.parent.mkdir(parents=True)
+    path.write_text(hub.token)
+    assert open_source(REPO).name == "Tiny-MoE"
+
+
+def test_an_address_where_nobody_is_is_named(published: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    done = _run("inspect", REPO)
+    assert done.returncode == 3
+    assert "the Hub at `http://127.0.0.1:9` is not reachable" in " ".join(done.stdout.split())
 
 
 def test_the_token_stays_with_the_hub(hub: FakeHub, published: Path):

@@ -116,7 +116,7 @@ def resolve(call: Call, name: str, revision: str, path: str) -> None:
     if entry is None:
         raise RefusedError(404, "Entry not found", "EntryNotFound", {"X-Repo-Commit": commit.oid})
     headers = {"X-Repo-Commit": commit.oid, "ETag": f'"{entry.oid}"'}
-    if not entry.is_lfs:
+    if not (entry.is_lfs and call.hub.has_cdn):
         call.send_entry(entry, headers)
         return
     headers |= {"X-Linked-Size": str(entry.size), "X-Linked-Etag": f'"{entry.oid}"'}

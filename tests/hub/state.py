@@ -74,6 +74,7 @@ class FakeHub:
         self.page_size = 1000
         self.part_bytes: int | None = None  # uploads larger than this go up in parts
         self.xet = False
+        self.has_cdn = True  # else it sends large files by itself, as mirrors do
         self.ignored: str | None = None  # what a .gitignore in the repository would drop
         self.faults: list[Fault] = []
         self.log: list[Seen] = []
