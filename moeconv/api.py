@@ -56,9 +56,15 @@ def make_plan(
     tp
         Make the file for this tensor-parallel size only; `None` for one file for any size.
     max_shard_bytes
-        Largest output file.
+        Largest output file, in bytes.
     family
         Take this family's names, whatever `config.json` says.
+
+    Returns
+    -------
+    Plan
+        A job for each output shard: its tensors with final dtypes, shapes and byte offsets, and
+        where each expert is read. The same source and arguments give the same `id`.
 
     Raises
     ------
@@ -88,6 +94,11 @@ def hash_source(checkpoint: Checkpoint) -> Checkpoint:
     checkpoint
         An open checkpoint.
 
+    Returns
+    -------
+    Checkpoint
+        The same, with the SHA-256 of every weight file.
+
     Raises
     ------
     SourceError
@@ -116,12 +127,12 @@ def convert(
     device
         `auto`, `cpu`, `cuda` or `cuda:N`; the bytes are the same.
     limits
-        Threads and memory; two workers and 1 GiB if `None`.
+        Threads and bytes of memory; two workers and 1 GiB (2³⁰ bytes) if `None`.
 
     Yields
     ------
     Moved | ShardRecord | Manifest
-        Bytes as they are done, each shard as it becomes durable, and last the manifest.
+        Numbers of bytes as they are done, each shard as it becomes durable, and last the manifest.
 
     Raises
     ------
@@ -167,7 +178,13 @@ def verify(
     source
         Invert every tensor and compare it with this checkpoint, byte for byte.
     device
-        What inverts the layout.
+        `auto`, `cpu`, `cuda` or `cuda:N`: what inverts the layout.
+
+    Returns
+    -------
+    Verified
+        How many files, tensors and digests were as they should be, and how many bytes of which
+        part the layout cannot give back.
 
     Raises
     ------

@@ -39,6 +39,11 @@ def open_source(source: str, *, keep: bool = False) -> Checkpoint:
     keep
         Fetch the files of a repository whole, into the library's cache, and read them there.
 
+    Returns
+    -------
+    Checkpoint
+        Its config, and of each tensor name, dtype, shape, file and byte range. No weight is read.
+
     Raises
     ------
     SourceError

@@ -89,9 +89,9 @@ def verify(
 def rank(
     converted: Annotated[Path, typer.Argument(metavar="OUT", help="A converted directory.")],
     *,
-    tp: Annotated[int, typer.Option(min=1, help="Parts that each expert is cut into (TP).")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="Ranks that share each expert (TP).")] = 1,
     tp_rank: Annotated[int, typer.Option(min=0, help="Tensor-parallel rank.")] = 0,
-    ep: Annotated[int, typer.Option(min=1, help="Shares of the experts (EP).")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Ranks that divide the experts (EP).")] = 1,
     ep_rank: Annotated[int, typer.Option(min=0, help="Expert-parallel rank.")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON lines to stdout, for machines.")

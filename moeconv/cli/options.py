@@ -140,7 +140,7 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         "--shard-of",
         parser=_parse_share,
         metavar="I/N",
-        help="Do the I-th of N parts of the work, from 1/N on; `moeconv seal` joins them.",
+        help="Do the I-th of N shares of the work, from 1/N on; `moeconv seal` joins them.",
         show_default="all of it",
     ),
     "push": PUSH,

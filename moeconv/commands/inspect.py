@@ -66,14 +66,10 @@ def _checkpoint_rows(sight: CheckpointSight, groups: Iterable[Group]) -> Iterato
     if sight.alike:
         yield "read as by", ", ".join(sight.alike)
     yield from _group_rows(groups)
-    size = report.size
-    yield (
-        "bytes",
-        (
-            f"{size(sight.expert_bytes)} of experts, {size(sight.other_bytes)} of the rest; "
-            f"{report.count(sight.tensors, 'tensor')} in {report.count(sight.files, 'file')}"
-        ),
-    )
+    parts = ((sight.expert_bytes, "of experts"), (sight.other_bytes, "of the rest"))
+    known = parts if sight.expert_bytes else ((sight.other_bytes, "in all"),)
+    yield "bytes", ", ".join(f"{report.size(nbytes)} {what}" for nbytes, what in known)
+    yield "files", f"{sight.files}, which hold {report.count(sight.tensors, 'tensor')}"
     if sight.other_experts:
         yield (
             "as they are",

@@ -19,7 +19,7 @@ _ENOUGH_CORES: Final = 8
 
 
 def pick(device: str) -> Kernels:
-    """Return the kernels for `auto`, `cpu`, `cuda` or `cuda:<n>`.
+    """Return the kernels for `auto`, `cpu`, `cuda` or `cuda:N`.
 
     `auto` is a GPU where there is one and this process has few cores. Under `torchrun`, `cuda` is a
     GPU for each process. Torch is imported only where a CUDA driver is installed, since that takes
@@ -40,7 +40,7 @@ def pick(device: str) -> Kernels:
         from moeconv.kernels.fastest import fastest_batch
 
         return CudaKernels(own_gpu() if device == "cuda" else device, fastest_batch)
-    message = f"`--device {device}` is none of auto, cpu, cuda and cuda:<n>"
+    message = f"`--device {device}` is none of auto, cpu, cuda and cuda:N"
     raise UnsupportedError(message)
 
 

@@ -48,6 +48,8 @@ def named_layout(name: str) -> Layout:
     layout = find_layout(name)
     if layout is None:
         message = f"`{name}` is no layout that moeconv knows"
-        known = ", ".join(layout.id for layout in LAYOUTS)
-        raise UnsupportedError(message, hint=f"known layouts: {known}")
+        of_command = [layout.id for layout in LAYOUTS if layout.verb == name]
+        what = f"layouts of `moeconv {name}`" if of_command else "known layouts"
+        known = ", ".join(of_command or [layout.id for layout in LAYOUTS])
+        raise UnsupportedError(message, hint=f"{what}: {known}")
     return layout

@@ -245,7 +245,7 @@ def _check_config(prefix: str, geometry: Geometry, family: Family, sizes: _Sizes
             message = (
                 f"`config.json` says {keys[0]} {said}, but the experts of `{prefix}` have {found}"
             )
-            hint = "config and weights are of two models, or the family's row is wrong"
+            hint = "config and weights are of two models, or `--family` names the wrong one"
             raise SourceError(message, hint=hint)
 
 

@@ -218,7 +218,7 @@ def _check_ranks(stack: StackEntry, tp: tuple[int, int], ep: tuple[int, int]) ->
     for (size, rank), what in ((tp, "TP"), (ep, "EP")):
         if not 0 <= rank < size:
             message = f"there is no {what} rank {rank} of {size}"
-            raise UnsupportedError(message)
+            raise UnsupportedError(message, hint="ranks count from 0")
     if stack.experts % ep[0]:
         message = f"the {stack.experts} experts of `{stack.prefix}` do not divide by EP {ep[0]}"
         raise UnsupportedError(message, hint="kernels take equal, contiguous expert ranges only")
