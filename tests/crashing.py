@@ -41,9 +41,8 @@ GROWS = ("pwrite", "write", "mkdir", "posix_fallocate")
 """Calls that a person without quota cannot make."""
 
 SAID = {
-    "full": "No space left on device; (.* are still to be written|no shard is missing), .* are free"
-    "|are needed",
-    "quota": "Disk quota exceeded; (.* are still to be written|no shard is missing)",
+    "full": "No space left on device; .* (still|files are) to be written, .* are free|are needed",
+    "quota": "Disk quota exceeded; .* (still|files are) to be written",
     "failing": "Input/output error",
     "read-only": "Read-only file system|cannot be written to",
     "unmounted": "No such file or directory|unmounted|is not in",
@@ -122,6 +121,11 @@ def ended(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def is_unfinished(out: Path) -> bool:
+    """Say whether something is still to be done."""
+    return not out.exists() or ((out / ".moeconv").exists() and not (out / MANIFEST_NAME).exists())
+
+
 def is_refused(out: Path) -> bool:
     """Say whether no reader takes what a dead run left."""
     uses: tuple[Callable[[], object], ...] = (
@@ -143,7 +147,9 @@ def tree(root: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
     }
-    found[MANIFEST_NAME] = {**json.loads(found[MANIFEST_NAME]), "run": None, "run_digest": None}
+    if MANIFEST_NAME in found:  # there is none in what is restored
+        said = json.loads(found[MANIFEST_NAME])
+        found[MANIFEST_NAME] = {**said, "run": None, "run_digest": None}
     return found
 
 
@@ -161,7 +167,7 @@ def killed(args: list[str], out: Path, number: int, processes: int) -> None:
     codes = [ended(it) for it in (first, *(start(args, out, log) for _ in range(processes - 1)))]
     assert set(codes[1:]) <= {0}, (number, codes, log.read_text())
     assert codes[0] in {DEAD, 0}, (number, codes, log.read_text())
-    if processes == 1 and codes[0] == DEAD and not (out / MANIFEST_NAME).exists():
+    if processes == 1 and codes[0] == DEAD and is_unfinished(out):
         assert is_refused(out), number
     assert ended(start(args, out, log)) == 0, (number, log.read_text())
 
@@ -189,7 +195,7 @@ def troubled(args: list[str], disk: Disk, number: int, trouble: str) -> None:
         elsewhere = [it for it in disk.at.rglob("*") if it.is_file() and it.stat().st_size]
         assert not elsewhere, (number, elsewhere)
     disk.mend()
-    if ended_with and not (out / MANIFEST_NAME).exists():
+    if ended_with and is_unfinished(out):
         assert is_refused(out), number
     assert ended(start(args, out, log)) == 0, (number, log.read_text())
 

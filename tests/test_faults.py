@@ -63,16 +63,32 @@ def crash(
     trouble: str = "death",
 ) -> dict[str, int]:
     """Have trouble at some points of a conversion (0: all), and return how many there are."""
+    command = conversion(layout, folder)
+    return drive(folder, (points, processes, trouble), *command, "--workers", workers)
+
+
+def crash_restoring(folder: Path, *, points: int, trouble: str) -> dict[str, int]:
+    """Have trouble at some points of restoring a conversion (0: all)."""
+    runs.invoke(*conversion("marlin-nvfp4", folder), "--out", folder / "out")
+    restoring = ("restore", folder / "out", "--device", "cpu")
+    return drive(folder, (points, 1, trouble), *restoring)
+
+
+def conversion(layout: str, folder: Path) -> tuple[str | Path, ...]:
+    """Write a checkpoint, and return the command that converts it to several shards."""
     kind, *args = LAYOUTS[layout]
+    size = "40kB" if kind != "bf16" else "20kB"
     source = source_of(kind, folder / "source")
+    return (*args, source, "--max-shard-size", size, "--device", "cpu")
+
+
+def drive(
+    folder: Path, trouble: tuple[int, int, str], *command: str | Path | int
+) -> dict[str, int]:
     (folder / "runs").mkdir()
     script = str(Path(__file__).with_name("crashing.py"))
-    command = [sys.executable, "-P", script, folder / "runs", points, processes, trouble]
-    size = "40kB" if kind != "bf16" else "20kB"
-    options = [*args, source, "--workers", workers, "--max-shard-size", size, "--device", "cpu"]
-    done = subprocess.run(
-        [str(word) for word in (*command, *options)], capture_output=True, text=True, check=False
-    )
+    words = (sys.executable, "-P", script, folder / "runs", *trouble, *command)
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return counts
@@ -105,6 +121,25 @@ def test_a_disk_that_fails_at_every_point(tmp_path, trouble, record):
     kind = "injected" if trouble == "quota" else "a real disk"
     result = "one line of what, where and why; mended, the bytes of an undisturbed run"
     record(f"disk {SHOWN[trouble]} from every call on ({kind})", tried, result)
+
+
+@pytest.mark.skipif(not disks.can_be_made(), reason="a disk of its own needs root and mkfs.ext4")
+def test_a_disk_that_fails_while_it_is_restored_to(tmp_path):
+    assert crash_restoring(tmp_path, points=6, trouble=",".join(SAID))["tried"] >= 6
+
+
+@pytest.mark.slow
+def test_death_at_every_point_of_restoring(tmp_path, record):
+    tried = crash_restoring(tmp_path, points=0, trouble="death")["tried"]
+    record("restoring: death at every call", tried, "the bytes of an undisturbed run")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not disks.can_be_made(), reason="a disk of its own needs root and mkfs.ext4")
+def test_a_disk_that_fails_at_every_point_of_restoring(tmp_path, record):
+    tried = crash_restoring(tmp_path, points=0, trouble=",".join(SAID))["tried"]
+    what = "restoring: a disk in one of these six ways from every call on, by turns"
+    record(what, tried, "one line of what, where and why; mended, the bytes of an undisturbed run")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from moeconv.commands.options import Options
 from moeconv.commands.preview import began_with, surveyed, target_of
 from moeconv.commands.push import Sink, sink_for
 from moeconv.commands.recheck import recheck, recheck_finished
-from moeconv.commands.space import check_space, telling_what_is_missing
+from moeconv.commands.space import check_space, needed_bytes, telling_what_is_missing
 from moeconv.commands.summary import Finished, show_result
 from moeconv.conversion.budget import budget_for
 from moeconv.conversion.convert import convert
@@ -105,7 +105,7 @@ def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
     if kept is not None:
         plan = settle(plan, checkpoint, known_facts(kept))
     plan = surveyed(plan, checkpoint, options.max_lost_share)
-    with telling_what_is_missing(out, options.own_jobs(plan)):
+    with telling_what_is_missing(out, lambda: needed_bytes(out, options.own_jobs(plan))):
         manifest = _fill(replace(decided, plan=plan), sink, options, kernels)
     if manifest is None:
         _show_share(out, options)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from moeconv import report
 from moeconv.commands.recheck import recheck, recheck_finished
+from moeconv.commands.space import telling_what_is_missing
 from moeconv.conversion.seal import seal
 from moeconv.errors import UnsupportedError
 from moeconv.kernels import pick
 from moeconv.output.codec import read_manifest
 from moeconv.output.directory import OutputDirectory
+from moeconv.output.place import errors_below
 from moeconv.output.remote import RemoteModel, is_repository
 from moeconv.restoration.restore import Restored, bytes_to_restore, restore
 from moeconv.serving import open_converted
@@ -37,7 +39,8 @@ def run_seal(out: Path, *, rechecks: bool, as_json: bool) -> None:
         else:
             files = [entry.path for entry in directory.draft().files]
             recheck(directory, files, "has to be done again")
-    manifest = seal(out)
+    with errors_below(out):
+        manifest = seal(out)
     if as_json:
         report.emit({"event": "done", "out": str(out), "plan_id": manifest.plan_id})
         return
@@ -197,12 +200,22 @@ def run_rank(root: Path, *, tp: tuple[int, int], ep: tuple[int, int], as_json: b
             report.warn(f"`{root}` holds only {converted.manifest.partial} of the model")
 
 
+def _left_to_restore(manifest: Manifest, out: Path) -> int:
+    """Return the bytes of weight files that are not there yet."""
+    return sum(file.size for file in manifest.source.files if not (out / file.name).exists())
+
+
 def run_restore(root: Path, out: Path, *, device: str, as_json: bool) -> None:
     """Write the source back, and say what was written."""
     result: Restored | None = None
     started_s = time.monotonic()
-    with report.progress() as bar:
-        task = bar.add_task("restoring", total=bytes_to_restore(read_manifest(root)))
+    manifest = read_manifest(root)
+    with (
+        errors_below(out),
+        telling_what_is_missing(out, lambda: _left_to_restore(manifest, out)),
+        report.progress() as bar,
+    ):
+        task = bar.add_task("restoring", total=bytes_to_restore(manifest))
         for event in restore(root, pick(device), out):
             if isinstance(event, Restored):
                 result = event

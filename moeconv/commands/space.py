@@ -15,7 +15,7 @@ from moeconv.output.names import WORK_FOLDER
 from moeconv.output.place import free_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from moeconv.planning.jobs import Job
     from moeconv.planning.plan import Plan
@@ -93,8 +93,8 @@ def needed_bytes(out: Path, jobs: Iterable[Job], *, overwrite: bool = False) -> 
 
 
 @contextlib.contextmanager
-def telling_what_is_missing(out: Path, jobs: Iterable[Job]) -> Iterator[None]:
-    """Add to the error of a full disk, inside the block, what these jobs still need.
+def telling_what_is_missing(out: Path, needed: Callable[[], int]) -> Iterator[None]:
+    """Add to the error of a full disk, inside the block, how many bytes are still needed.
 
     Raises
     ------
@@ -107,8 +107,9 @@ def telling_what_is_missing(out: Path, jobs: Iterable[Job]) -> Iterator[None]:
         cause = problem.__cause__
         if not isinstance(cause, OSError) or cause.errno not in _FULL:
             raise
-        needed = needed_bytes(out, jobs)
-        left = f"{report.size(needed)} are still to be written" if needed else "no shard is missing"
+        missing = needed()
+        size = f"{report.size(missing)} are still" if missing else "only small files are"
+        left = f"{size} to be written"
         # Of a quota, the system says no more than that it is used up.
         free = "" if cause.errno == errno.EDQUOT else f", {report.size(free_bytes(out))} are free"
         raise OutputError(f"{problem}; {left}{free}", hint=problem.hint) from problem
