@@ -125,7 +125,7 @@ def convert(
     out
         The output directory.
     device
-        `auto`, `cpu`, `cuda` or `cuda:N`; the bytes are the same.
+        `auto` (a GPU where cores are few), `cpu`, `cuda` or `cuda:N`; the bytes are the same.
     limits
         Threads and bytes of memory; two workers and 1 GiB (2³⁰ bytes) if `None`.
 

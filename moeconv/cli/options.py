@@ -100,7 +100,10 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         help="Make the file for one tensor-parallel size, in the engine's own order.",
         show_default="one file for every size",
     ),
-    "device": typer.Option("--device", help="auto, cpu, cuda or cuda:N; the bytes are the same."),
+    "device": typer.Option(
+        "--device",
+        help="auto (a GPU where cores are few), cpu, cuda or cuda:N; the bytes are the same.",
+    ),
     "max_host_bytes": typer.Option(
         "--max-host-memory",
         parser=parse_size,
