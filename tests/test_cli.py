@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -34,6 +35,33 @@ def test_help_names_every_verb():
     result = runner.invoke(app, ["--help"])
     assert result.exit_code == 0
     assert all(verb in result.output for verb in VERBS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("ver", {"verify"}),
+        ("trtllm ./x --max-d", {"--max-device-memory", "--max-disk"}),
+        ("trtllm ./x --family qwen-", {"qwen-moe"}),
+        ("convert ./x --layout trt", {"trtllm-bf16"}),
+        ("explain marlin-n", {"marlin-nvfp4", "marlin-nvfp4-sglang"}),
+        ("bench --shape gpt", {"gpt-oss-120b"}),
+        ("bench --layout trt", {"trtllm-bf16"}),
+        ("marlin-fp4 ./x --engine ", {"vllm", "sglang"}),
+    ],
+)
+def test_the_shell_completes_names(typed, completed):
+    words = f"moeconv {typed}"
+    asked = {
+        "_MOECONV_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    command = [sys.executable, "-c", "from moeconv.cli import app; app(prog_name='moeconv')"]
+    done = subprocess.run(
+        command, env=os.environ | asked, capture_output=True, text=True, check=False
+    )
+    assert (set(done.stdout.split()), done.stderr) == (completed, "")
 
 
 def test_version():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moeconv.cli import completion
 from moeconv.cli.options import EXIT_CODES, takes_options
 from moeconv.commands.options import Options
 
@@ -123,7 +124,13 @@ def convert(
     options: Options,
     *,
     layout: Annotated[
-        str, typer.Option("--layout", metavar="LAYOUT", help="A layout of `moeconv list`.")
+        str,
+        typer.Option(
+            "--layout",
+            metavar="LAYOUT",
+            help="A layout of `moeconv list`.",
+            autocompletion=completion.layouts,
+        ),
     ],
 ) -> None:
     """Convert experts to a layout by its name.

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from moeconv.cli import completion
 from moeconv.cli.options import FAMILY
 
 verbs = typer.Typer()
@@ -60,7 +61,14 @@ def show_list(
     "Exit codes: 0 done, 2 usage, 4 no such layout, or it does not take these sizes."
 )
 def explain(
-    layout: Annotated[str, typer.Argument(metavar="LAYOUT", help="A layout of `moeconv list`.")],
+    layout: Annotated[
+        str,
+        typer.Argument(
+            metavar="LAYOUT",
+            help="A layout of `moeconv list`.",
+            autocompletion=completion.layouts,
+        ),
+    ],
     *,
     hidden: Annotated[int, typer.Option(min=1, max=_MOST, help="Hidden size, H.")] = 2048,
     intermediate: Annotated[int, typer.Option(min=1, max=_MOST, help="Intermediate, I.")] = 768,

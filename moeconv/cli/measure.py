@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from moeconv.cli import completion
 from moeconv.cli.options import parse_size
 
 verbs = typer.Typer()
@@ -33,6 +34,7 @@ def bench(
             metavar="LAYOUT",
             help="A layout of `moeconv list`; may be said several times.",
             show_default="trtllm-bf16, marlin-nvfp4, marlin-mxfp4",
+            autocompletion=completion.layouts,
         ),
     ] = None,
     shape: Annotated[
@@ -42,6 +44,7 @@ def bench(
             help="qwen3-30b-a3b, qwen3-235b-a22b, gpt-oss-120b, deepseek-v3 or kimi-k2, or the "
             "beginning of one; may be said several times.",
             show_default="qwen3-30b-a3b",
+            autocompletion=completion.shapes,
         ),
     ] = None,
     part: Annotated[

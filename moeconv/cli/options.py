@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec,
 
 import typer
 
+from moeconv.cli import completion
 from moeconv.commands.options import Options
 from moeconv.share import Share, parse_share
 
@@ -74,7 +75,10 @@ SOURCE: Final = (
 )
 
 FAMILY: Final = typer.Option(
-    "--family", help="Take the names of this family.", show_default="by model_type"
+    "--family",
+    help="Take the names of this family.",
+    show_default="by model_type",
+    autocompletion=completion.families,
 )
 
 PUSH: Final = typer.Option(
