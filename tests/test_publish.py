@@ -87,7 +87,7 @@ def test_a_model_appears_in_one_commit(hub: FakeHub, source: Path, plain: Path, 
     push(source, tmp_path / "out")
     check_same(hub, plain)
     assert list(hub.store.repos[REPO].refs) == ["main"]
-    assert len(sent(hub)) == SHARDS
+    assert len(sent(hub)) == SHARDS, sent(hub)
     assert repo(hub)["README.source.md"].decode() == CARD
     before = len(hub.log)
     runs.invoke("push", tmp_path / "out", REPO)
@@ -131,7 +131,7 @@ def test_what_was_sent_is_not_sent_again(hub: FakeHub, source: Path, plain: Path
     assert len(sent(hub)) == 3
     push(source, out, "--max-disk", "600kB")
     check_same(hub, plain)
-    assert len(sent(hub)) == SHARDS
+    assert len(sent(hub)) == SHARDS, sent(hub)
 
 
 def test_another_machine_goes_on(hub: FakeHub, source: Path, plain: Path, tmp_path: Path):
@@ -139,7 +139,7 @@ def test_another_machine_goes_on(hub: FakeHub, source: Path, plain: Path, tmp_pa
     refused_push(source, tmp_path / "out", "--max-disk", "600kB")
     push(source, tmp_path / "elsewhere", "--max-disk", "600kB")
     check_same(hub, plain)
-    assert len(sent(hub)) == SHARDS
+    assert len(sent(hub)) == SHARDS, sent(hub)
 
 
 def test_a_kill_loses_nothing(hub: FakeHub, source: Path, plain: Path, tmp_path: Path):
@@ -162,10 +162,10 @@ def test_shares_of_several_machines_join(hub: FakeHub, source: Path, plain: Path
     for part in ("1/2", "2/2"):
         push(source, tmp_path / part[0], "--max-disk", "900kB", "--shard-of", part)
         assert "moeconv.json" not in repo(hub)
-    assert len(sent(hub)) == SHARDS
+    assert len(sent(hub)) == SHARDS, sent(hub)
     push(source, tmp_path / "last", "--max-disk", "900kB")
     check_same(hub, plain)
-    assert len(sent(hub)) == SHARDS
+    assert len(sent(hub)) == SHARDS, sent(hub)
 
 
 def test_a_lost_race_is_said(hub: FakeHub, source: Path, tmp_path: Path):
@@ -245,7 +245,7 @@ def test_a_stall_without_end_is_said_and_gone_on_from(
     hub.faults.clear()
     push(source, tmp_path / "out", "--max-disk", "600kB")
     check_same(hub, plain)
-    assert len(sent(hub)) == SHARDS
+    assert len(sent(hub)) == SHARDS, sent(hub)
 
 
 def test_no_token(hub: FakeHub, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
