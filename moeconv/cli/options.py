@@ -74,6 +74,11 @@ SOURCE: Final = (
     "model's name."
 )
 
+_HUB: Final = "The Hub"
+_WORK: Final = "Memory, speed, several machines"
+_FILES: Final = "Files and proofs"
+"""Panels of the help; what has none stands with the options that everybody needs."""
+
 FAMILY: Final = typer.Option(
     "--family",
     help="Take the names of this family.",
@@ -87,15 +92,24 @@ PUSH: Final = typer.Option(
     metavar="ORG/NAME",
     help="Publish to this model repository on the Hub, shard by shard while converting.",
     show_default="keep it here",
+    rich_help_panel=_HUB,
 )
-PRIVATE: Final = typer.Option("--private", help="Make the repository private.")
-REVISION: Final = typer.Option("--revision", help="Branch of the repository to publish on.")
-CREATE_PR: Final = typer.Option("--create-pr", help="Publish as a pull request.")
+PRIVATE: Final = typer.Option(
+    "--private", help="Make the repository private.", rich_help_panel=_HUB
+)
+REVISION: Final = typer.Option(
+    "--revision", help="Branch of the repository to publish on.", rich_help_panel=_HUB
+)
+CREATE_PR: Final = typer.Option(
+    "--create-pr", help="Publish as a pull request.", rich_help_panel=_HUB
+)
 
 SHARED: Final[Mapping[str, ParameterInfo]] = {
     "source": typer.Argument(metavar="SRC", help=SOURCE),
     "keep_source": typer.Option(
-        "--keep-source", help="Fetch a Hub repository whole, into its library's cache, first."
+        "--keep-source",
+        help="Fetch a Hub repository whole, into its library's cache, first.",
+        rich_help_panel=_HUB,
     ),
     "out": typer.Option("--out", help="Output directory.", show_default="./<name>-<layout>"),
     "tp": typer.Option(
@@ -107,6 +121,7 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
     "device": typer.Option(
         "--device",
         help="auto (a GPU where cores are few), cpu, cuda or cuda:N; the bytes are the same.",
+        rich_help_panel=_WORK,
     ),
     "max_host_bytes": typer.Option(
         "--max-host-memory",
@@ -114,6 +129,7 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         metavar="SIZE",
         help="Bound on all buffers together.",
         show_default="1GiB",
+        rich_help_panel=_WORK,
     ),
     "max_device_bytes": typer.Option(
         "--max-device-memory",
@@ -121,6 +137,7 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         metavar="SIZE",
         help="Bound on the buffers on a GPU.",
         show_default="1GiB",
+        rich_help_panel=_WORK,
     ),
     "max_shard_bytes": typer.Option(
         "--max-shard-size",
@@ -128,6 +145,7 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         metavar="SIZE",
         help="Largest output file.",
         show_default="5GB",
+        rich_help_panel=_FILES,
     ),
     "layers": typer.Option(
         "--layers",
@@ -141,6 +159,7 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         min=1,
         help="Threads that read, lay out and write.",
         show_default="half of the cores, 2 to 16",
+        rich_help_panel=_WORK,
     ),
     "family": FAMILY,
     "share": typer.Option(
@@ -149,6 +168,7 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         metavar="I/N",
         help="Do the I-th of N shares of the work, from 1/N on; `moeconv seal` joins them.",
         show_default="all of it",
+        rich_help_panel=_WORK,
     ),
     "push": PUSH,
     "private": PRIVATE,
@@ -160,19 +180,24 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         metavar="SIZE",
         help="With --push, remove shards that are on the Hub, so that those here stay below this.",
         show_default="keep them",
+        rich_help_panel=_HUB,
     ),
     "dry_run": typer.Option("--dry-run", help="Show the plan and write nothing."),
     "sidecar": typer.Option(
         "--sidecar/--no-sidecar",
         help="Keep in restore/ what `moeconv restore` needs beside the converted tensors.",
+        rich_help_panel=_FILES,
     ),
     "overwrite": typer.Option("--overwrite", help="Replace an earlier moeconv directory at --out."),
     "recheck": typer.Option(
-        "--recheck", help="Read finished shards again; those with other bytes are done again."
+        "--recheck",
+        help="Read finished shards again; those with other bytes are done again.",
+        rich_help_panel=_FILES,
     ),
     "hash_source": typer.Option(
         "--hash-source",
         help="Read each source file whole first, to keep its SHA-256 in the manifest.",
+        rich_help_panel=_FILES,
     ),
     "as_json": typer.Option("--json", help="Print JSON lines to stdout, for machines."),
 }
