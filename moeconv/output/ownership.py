@@ -53,7 +53,9 @@ def check_begun(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
     OutputError
         It is one.
     """
-    theirs = noted_plan(root) or {}
+    theirs = noted_plan(root)
+    if theirs is None:
+        return  # a process of this plan has sealed it and tidied up since it was seen
     if theirs.get("id") != plan_id:
         message = f"`{root}` holds another plan, which differs in "
         message += _differences(theirs, identity)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moeconv.errors import OutputError
+from moeconv.output.ownership import check_output
 from tests import runs
 from tests.runs import Wanted
 
@@ -151,4 +153,27 @@ def test_another_process_ends_while_this_one_takes_a_lock(
     monkeypatch.setattr(os, "mkdir", mkdir)
     runs.run(source, out)
     assert asked > turn
+    assert runs.tree(out) == runs.tree(converted)
+
+
+def test_another_process_ends_while_this_one_looks_at_the_plan(
+    source, converted, tmp_path, monkeypatch
+):
+    """Its note is there at the first look, and gone when it is read."""
+    out = begin(source, tmp_path / "out")
+    looks, stat = 0, os.stat
+
+    def look(path: Path, **options: Any) -> os.stat_result:
+        nonlocal looks
+        found = stat(path, **options)
+        if path == out / ".moeconv" / "plan.json" and options.get("follow_symlinks", True):
+            looks += 1
+            if looks == 1:
+                runs.run(source, out)
+        return found
+
+    plan, _ = runs.plan(source)
+    monkeypatch.setattr(os, "stat", look)
+    check_output(out, plan.id, plan.identity)
+    assert looks
     assert runs.tree(out) == runs.tree(converted)
