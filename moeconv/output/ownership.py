@@ -39,10 +39,16 @@ def check_output(
         check_removable(root, identity.get("side files", "").splitlines())
         return
     check_plan(root, plan_id, identity)
-    if not (root / MANIFEST_NAME).exists():
+    if (root / MANIFEST_NAME).exists():
+        return
+    try:
         check_ours(root)
         if (root / WORK_FOLDER / "plan.json").exists():
             check_begun(root, plan_id, identity)
+    except OutputError:  # the folder may have been tidied up under it
+        if not (root / MANIFEST_NAME).exists():
+            raise
+        check_plan(root, plan_id, identity)
 
 
 def check_begun(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:

@@ -156,21 +156,26 @@ def test_another_process_ends_while_this_one_takes_a_lock(
     assert runs.tree(out) == runs.tree(converted)
 
 
+@pytest.mark.parametrize("name", [".moeconv", ".moeconv/plan.json"])
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_another_process_ends_while_this_one_looks_at_the_plan(
-    source, converted, tmp_path, monkeypatch
+    source, converted, tmp_path, monkeypatch, name, when
 ):
-    """Its note is there at the first look, and gone when it is read."""
+    """Its notes are there at one look, and gone at the next."""
     out = begin(source, tmp_path / "out")
     looks, stat = 0, os.stat
 
     def look(path: Path, **options: Any) -> os.stat_result:
         nonlocal looks
-        found = stat(path, **options)
-        if path == out / ".moeconv" / "plan.json" and options.get("follow_symlinks", True):
-            looks += 1
-            if looks == 1:
+        is_it = path == out / name and options.get("follow_symlinks", True)
+        looks += is_it
+        if is_it and looks == 1 and when == "before":
+            runs.run(source, out)
+        try:
+            return stat(path, **options)
+        finally:
+            if is_it and looks == 1 and when == "after":
                 runs.run(source, out)
-        return found
 
     plan, _ = runs.plan(source)
     monkeypatch.setattr(os, "stat", look)
