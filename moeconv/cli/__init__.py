@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 for part in (convert, look, check, publish, measure):
-    app.add_typer(part.verbs)
+    app.add_typer(part.commands)
 
 
 def _version(*, wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""The verbs for a converted directory."""
+"""The commands for a converted directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moeconv.cli.options import EXIT_CODES
 if TYPE_CHECKING:
     from moeconv.verification.digests import Subset
 
-verbs = typer.Typer()
+commands = typer.Typer()
 
 
 def _subset(text: str) -> Subset:
@@ -27,7 +27,7 @@ def _subset(text: str) -> Subset:
     return Subset(int(match.group(1)), int(match.group(2)))
 
 
-@verbs.command(
+@commands.command(
     epilog="Example: `moeconv verify ./converted --read-data --source ./Qwen3-30B-A3B`\n\n"
     + EXIT_CODES
 )
@@ -85,7 +85,7 @@ def verify(
         run_compare_source(converted, as_json=as_json)
 
 
-@verbs.command(epilog=f"Example: `moeconv rank ./converted --tp 2 --tp-rank 0`\n\n{EXIT_CODES}")
+@commands.command(epilog=f"Example: `moeconv rank ./converted --tp 2 --tp-rank 0`\n\n{EXIT_CODES}")
 def rank(
     converted: Annotated[Path, typer.Argument(metavar="OUT", help="A converted directory.")],
     *,
@@ -107,7 +107,7 @@ def rank(
     run_rank(converted, tp=(tp, tp_rank), ep=(ep, ep_rank), as_json=as_json)
 
 
-@verbs.command(
+@commands.command(
     epilog="Example: `moeconv seal ./converted`\n\n"
     "Exit codes: 0 done, 2 usage, 5 shards are missing, 6 damage, or broken notes."
 )
@@ -136,7 +136,7 @@ def seal(
     run_seal(out, rechecks=rechecks, as_json=as_json)
 
 
-@verbs.command(
+@commands.command(
     epilog=f"Example: `moeconv restore ./converted --out ./Qwen3-30B-A3B`\n\n{EXIT_CODES}"
 )
 def restore(

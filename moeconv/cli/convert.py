@@ -1,4 +1,4 @@
-"""The verbs that convert."""
+"""The commands that convert."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moeconv.commands.options import Options
 if TYPE_CHECKING:
     from moeconv.planning.target import Wish
 
-verbs = typer.Typer()
+commands = typer.Typer()
 
 
 def _run(options: Options, wish: Wish) -> None:
@@ -30,7 +30,7 @@ def _run(options: Options, wish: Wish) -> None:
     run_convert(options, wish)
 
 
-@verbs.command(
+@commands.command(
     epilog=f"Example: `moeconv trtllm ./Qwen3-30B-A3B --out ./converted`\n\n{EXIT_CODES}"
 )
 @takes_options
@@ -59,7 +59,7 @@ class ServingDtype(StrEnum):
     FP16 = "float16"
 
 
-@verbs.command(
+@commands.command(
     "marlin-fp4",
     epilog=f"Example: `moeconv marlin-fp4 --nvfp4 ./Qwen3-30B-A3B-FP4`\n\n{EXIT_CODES}",
 )
@@ -114,7 +114,7 @@ def marlin_fp4(
     _run(replace(options, max_lost_share=max_lost_scales / 100), wish)
 
 
-@verbs.command(
+@commands.command(
     "convert",
     epilog="Example: `moeconv convert ./Qwen3-30B-A3B --layout trtllm-bf16 --out ./converted`"
     f"\n\n{EXIT_CODES}",

@@ -1,4 +1,4 @@
-"""The verbs that show and write nothing."""
+"""The commands that show and write nothing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import typer
 from moeconv.cli import completion
 from moeconv.cli.options import FAMILY
 
-verbs = typer.Typer()
+commands = typer.Typer()
 
 _MOST: Final = 1 << 20
 _MOST_RANKS: Final = 1 << 10
 
 
-@verbs.command(
+@commands.command(
     epilog="Example: `moeconv inspect ./Qwen3-30B-A3B`\n\n"
     "Exit codes: 0 something can be made of it, 2 usage, 3 source, 4 unsupported, 6 a broken "
     "manifest."
@@ -43,7 +43,7 @@ def inspect(
     run_inspect(source, family=family, as_json=as_json)
 
 
-@verbs.command("list", epilog="Example: `moeconv list --json`\n\nExit codes: 0 done, 2 usage.")
+@commands.command("list", epilog="Example: `moeconv list --json`\n\nExit codes: 0 done, 2 usage.")
 def show_list(
     *,
     as_json: Annotated[
@@ -56,7 +56,7 @@ def show_list(
     run_list(as_json=as_json)
 
 
-@verbs.command(
+@commands.command(
     epilog="Example: `moeconv explain trtllm-bf16 --hidden 2048 --intermediate 768 --tp 4`\n\n"
     "Exit codes: 0 done, 2 usage, 4 no such layout, or it does not take these sizes."
 )

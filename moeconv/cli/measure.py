@@ -1,4 +1,4 @@
-"""The verb that measures."""
+"""The command that measures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from moeconv.cli import completion
 from moeconv.cli.options import parse_size
 
-verbs = typer.Typer()
+commands = typer.Typer()
 
 
 class Part(StrEnum):
@@ -22,7 +22,7 @@ class Part(StrEnum):
     WHOLE = "whole"
 
 
-@verbs.command(
+@commands.command(
     epilog="Example: `moeconv bench --shape qwen3-235b --layout trtllm-bf16 --plot bench.svg`"
     "\n\nExit codes: 0 done, 2 usage, 4 no such layout, shape or device, 5 the disk is full."
 )

@@ -1,4 +1,4 @@
-"""What can be said to the verbs that convert, each option once, and how its text is read."""
+"""What can be said to the commands that convert, each option once, and how its text is read."""
 
 from __future__ import annotations
 
@@ -204,10 +204,10 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
 """A row for each field of `Options` that has a flag of its own; in the order of the help."""
 
 
-def takes_options(verb: Callable[Concatenate[Options, P], None]) -> Callable[..., None]:
-    """Let a verb take `Options` as one value: on the command line each row of `SHARED` is a flag.
+def takes_options(run: Callable[Concatenate[Options, P], None]) -> Callable[..., None]:
+    """Let a command take `Options` as one value: for a person each row of `SHARED` is a flag.
 
-    The verb's own parameters are keyword-only and stay flags beside them.
+    The command's own parameters are keyword-only and stay flags beside them.
     """
     types = get_type_hints(Options)
     kept = {field.name: field for field in fields(Options) if field.name in SHARED}
@@ -220,12 +220,12 @@ def takes_options(verb: Callable[Concatenate[Options, P], None]) -> Callable[...
         )
         for name, row in SHARED.items()
     ]
-    _, *own = inspect.signature(verb, eval_str=True).parameters.values()
+    _, *own = inspect.signature(run, eval_str=True).parameters.values()
 
-    @functools.wraps(verb)
+    @functools.wraps(run)
     def command(*args: P.args, **said: P.kwargs) -> None:
         chosen: dict[str, Any] = {name: said.pop(name) for name in SHARED}
-        verb(Options(**chosen), *args, **said)
+        run(Options(**chosen), *args, **said)
 
     signed: Any = command
     signed.__signature__ = inspect.Signature([*own, *shared])

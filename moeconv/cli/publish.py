@@ -1,4 +1,4 @@
-"""The verb that publishes."""
+"""The command that publishes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import typer
 
 from moeconv.cli.options import CREATE_PR, EXIT_CODES, PRIVATE, REVISION, parse_repository
 
-verbs = typer.Typer()
+commands = typer.Typer()
 
 
-@verbs.command(
+@commands.command(
     epilog=f"Example: `moeconv push ./converted my-org/Qwen3-30B-A3B-trtllm`\n\n{EXIT_CODES}"
 )
 def push(

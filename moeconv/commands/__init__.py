@@ -1,1 +1,1 @@
-"""What does each verb do? One call of the library, then what the person sees of it."""
+"""What does each command do? One call of the library, then what the person sees of it."""

@@ -1,4 +1,4 @@
-"""What do the verbs that convert do? Decide everything, then convert and show it as it goes."""
+"""What do the commands that convert do? Decide everything, then convert and show it as it goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do the verbs for a converted directory do? One call of the library, then the report."""
+"""What do the commands for a converted directory do? One call of the library, then the report."""
 
 from __future__ import annotations
 

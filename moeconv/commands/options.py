@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What both verbs that convert take; `cli.options` has a row for each field that has a flag.
+    """What all commands that convert take; `cli.options` has a row for each field that has a flag.
 
     Attributes
     ----------

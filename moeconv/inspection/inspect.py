@@ -112,7 +112,9 @@ def _checkpoint(checkpoint: Checkpoint, family_name: str | None) -> Inspection:
             renormalises=renormalises(family, config) if family else None,
             routing=model.routing if model else None,
             layouts=tuple(
-                replace(it, command=said.format(verb=it.command) if said and it.command else None)
+                replace(
+                    it, command=said.format(command=it.command) if said and it.command else None
+                )
                 for it in layouts
             ),
         ),
@@ -152,10 +154,10 @@ def _found(checkpoint: Checkpoint, family_name: str | None) -> _Found:
 
 
 def _said(checkpoint: Checkpoint, found: _Found) -> str:
-    """Return a conversion's command around `{verb}`; empty where it would be refused."""
+    """Return a conversion's command around `{command}`; empty where it would be refused."""
     if found.problems and not found.alike:
         return ""
-    said = f"moeconv {{verb}} {checkpoint.origin.where}"
+    said = f"moeconv {{command}} {checkpoint.origin.where}"
     if found.family:
         is_named = set(model_types(checkpoint.config)) & set(found.family.model_types)
         return said if is_named else f"{said} --family {found.family.name}"
@@ -173,7 +175,7 @@ def _layout(
     schemes = {stack.scheme.name for stack in stacks}
     if schemes & set(layout.schemes):
         try:
-            chosen = choose_layout(Wish(layout.verb, engine=engine), stacks, checkpoint.config)
+            chosen = choose_layout(Wish(layout.command, engine=engine), stacks, checkpoint.config)
         except UnsupportedError as problem:
             reasons = (str(problem),)
         else:

@@ -48,7 +48,7 @@ def named_layout(name: str) -> Layout:
     layout = find_layout(name)
     if layout is None:
         message = f"`{name}` is no layout that moeconv knows"
-        of_command = [layout.id for layout in LAYOUTS if layout.verb == name]
+        of_command = [layout.id for layout in LAYOUTS if layout.command == name]
         what = f"layouts of `moeconv {name}`" if of_command else "known layouts"
         known = ", ".join(of_command or [layout.id for layout in LAYOUTS])
         raise UnsupportedError(message, hint=f"{what}: {known}")

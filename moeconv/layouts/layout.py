@@ -205,7 +205,7 @@ class Layout(Protocol):
         ...
 
     @property
-    def verb(self) -> str:
+    def command(self) -> str:
         """The command that makes it."""
         ...
 

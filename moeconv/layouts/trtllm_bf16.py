@@ -42,7 +42,7 @@ class TrtllmBf16:
     """The layout `trtllm-bf16`."""
 
     id: str = "trtllm-bf16"
-    verb: str = "trtllm"
+    command: str = "trtllm"
     version: int = 1
     dtype: str = "bfloat16"
     schemes: tuple[str, ...] = ("bf16",)

@@ -218,7 +218,7 @@ _START: Final = {
 def make_command(layout: Layout) -> str:
     """Return the command that makes a layout, without the program and the checkpoint."""
     is_other = layout.engines[0].name == "sglang"
-    return f"{layout.verb} --engine sglang" if is_other else layout.verb
+    return f"{layout.command} --engine sglang" if is_other else layout.command
 
 
 def start_command(engine: Engine, out: Path | str) -> str | None:

@@ -82,6 +82,6 @@ def _wrong_scheme(stack: Stack, layout: Layout) -> UnsupportedError:
         f"{ref.spec.dtype}), but {layout.id} takes {' or '.join(layout.schemes)}"
     )
     hint = stack.scheme.advice
-    if layout.verb == "trtllm" and "fp4" in stack.scheme.name:
+    if layout.command == "trtllm" and "fp4" in stack.scheme.name:
         hint = "`moeconv marlin-fp4` takes these"
     return UnsupportedError(message, hint=hint)

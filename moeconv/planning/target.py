@@ -28,7 +28,7 @@ class Wish:
 
     Attributes
     ----------
-    verb
+    command
         The command: `trtllm` or `marlin-fp4`, or what another layout says makes it.
     scheme
         `nvfp4` or `mxfp4`, to be checked; `None` to take what is there.
@@ -42,7 +42,7 @@ class Wish:
         The layout by name, to be checked; `None` to take what the others lead to.
     """
 
-    verb: str
+    command: str
     scheme: str | None = None
     engine: str = "vllm"
     dtype: str | None = None
@@ -59,7 +59,7 @@ def wish_for(name: str) -> Wish:
         There is no such layout.
     """
     layout = named_layout(name)
-    return Wish(layout.verb, engine=layout.engines[0].name, layout=name)
+    return Wish(layout.command, engine=layout.engines[0].name, layout=name)
 
 
 def choose_layout(wish: Wish, stacks: Iterable[Stack], config: Mapping[str, Json]) -> Layout:
@@ -68,15 +68,15 @@ def choose_layout(wish: Wish, stacks: Iterable[Stack], config: Mapping[str, Json
     Raises
     ------
     UnsupportedError
-        There is none for this verb, engine, scheme and dtype.
+        There is none for this command, engine, scheme and dtype.
     """
-    mine = [layout for layout in LAYOUTS if layout.verb == wish.verb]
+    mine = [layout for layout in LAYOUTS if layout.command == wish.command]
     if len(mine) == 1:
         return mine[0]  # nothing to choose; `fit` says what it does not take
     chosen = _choose_fp4(wish, mine, stacks, config)
     if wish.layout not in {None, chosen.id}:
         message = f"`{wish.layout}` was asked for, but these experts are for {chosen.id}"
-        raise UnsupportedError(message, hint=f"`--layout {chosen.id}`, or `moeconv {wish.verb}`")
+        raise UnsupportedError(message, hint=f"`--layout {chosen.id}`, or `moeconv {wish.command}`")
     return chosen
 
 

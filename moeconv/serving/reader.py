@@ -16,6 +16,7 @@ from moeconv.layouts.layout import Geometry, Placement
 from moeconv.output.codec import read_manifest
 from moeconv.output.files import Files
 from moeconv.output.manifest import StackEntry, TensorEntry
+from moeconv.planning.acceptance import make_command
 from moeconv.serving.rank import Rank, RankTensor
 from moeconv.serving.shards import Shards
 
@@ -152,7 +153,7 @@ class ConvertedDirectory:
     def _advice(self, geometry: Geometry, tp: int) -> str:
         if self.layout.rank_refusal(geometry, tp):
             return "no file can be made for it: choose another TP size, or expert parallelism"
-        command = f"moeconv {self.layout.verb} {self.manifest.source.name} --tp {tp}"
+        command = f"moeconv {make_command(self.layout)} {self.manifest.source.name} --tp {tp}"
         return f"make a file for it: `{command}`"
 
     def _pieces(

@@ -384,3 +384,12 @@ def test_a_layout_by_name_that_is_for_other_experts(tmp_path: Path) -> None:
     model = Model("modelopt", **SMALL)
     error = refused(model, tmp_path, "--layout", "marlin-mxfp4", command="convert")
     assert "`marlin-mxfp4` was asked for, but these experts are for marlin-nvfp4" in str(error)
+
+
+def test_the_hint_for_another_tp_size_makes_it_for_the_same_engine(tmp_path: Path) -> None:
+    sizes = SMALL | {"intermediate": 192}
+    source, out = Model("gptoss", **sizes).write(tmp_path / "source"), tmp_path / "out"
+    runs.invoke("marlin-fp4", source, "--engine", "sglang", "--out", out, "--device", "cpu")
+    with pytest.raises(UnsupportedError) as caught:
+        runs.invoke("rank", out, "--tp", "2")
+    assert "moeconv marlin-fp4 --engine sglang " in str(caught.value.hint)

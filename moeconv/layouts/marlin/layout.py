@@ -81,7 +81,7 @@ class MarlinFp4:
     schemes: tuple[str, ...]
     group: int
     scale_dtype: str
-    verb: str = "marlin-fp4"
+    command: str = "marlin-fp4"
     version: int = 1
     dtype: str = "bfloat16"
     leaves: tuple[str, ...] = ("bf16", "fp16", "fp8-block", "fp8")
