@@ -15,6 +15,7 @@ from moeconv.checkpoint.reader import Reader, reader_for
 from moeconv.commands.options import Options
 from moeconv.commands.space import check_bound, check_space
 from moeconv.commands.summary import Prospect, show_plan
+from moeconv.commands.travel import Travel
 from moeconv.conversion.budget import budget_for
 from moeconv.conversion.estimate import estimate
 from moeconv.conversion.survey import check_share, survey, surveyed_bytes, total
@@ -80,7 +81,8 @@ def preview(options: Options, wish: Wish) -> None:
             if not problems:
                 with Reader(BlankRanges()) if is_remote else reader_for(checkpoint) as reader:
                     cost = estimate(plan, reader, kernels, options.limits, existing(out))
-                prospect = Prospect(out, cost, options.max_disk_bytes, outlook)
+                travel = Travel.of(plan, checkpoint, is_kept=options.keep_source, outlook=outlook)
+                prospect = Prospect(out, cost, options.max_disk_bytes, outlook, travel)
                 show_plan(plan, checkpoint, prospect, as_json=options.as_json)
     if problems:
         _refuse(problems, as_json=options.as_json)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from moeconv import report
-from moeconv.commands.travel import fetched_bytes, network_rows, push_facts, push_rows
+from moeconv.commands.travel import Travel, network_rows, push_facts, push_rows
 from moeconv.conversion.survey import total
 from moeconv.output.place import free_bytes
 from moeconv.planning.fitting import served_tp
@@ -41,12 +41,15 @@ class Prospect:
         The bound on all shards that are there at a time; `None` where they stay.
     outlook
         What is on the Hub, where it goes there.
+    travel
+        What comes and goes over the network.
     """
 
     out: Path
     cost: Estimate
     max_disk_bytes: int | None
     outlook: Outlook | None
+    travel: Travel
 
 
 def show_plan(plan: Plan, checkpoint: Checkpoint, prospect: Prospect, *, as_json: bool) -> None:
@@ -73,7 +76,7 @@ def show_plan(plan: Plan, checkpoint: Checkpoint, prospect: Prospect, *, as_json
             ("buffers", report.size(cost.buffer_bytes)),
             ("peak memory", f"{report.size(cost.host_bytes)}, an estimate"),
             *_device(cost),
-            *network_rows(plan, checkpoint, is_sent=outlook is not None),
+            *network_rows(prospect.travel),
             (
                 "free disk",
                 f"{report.size(free)}; {_disk(plan, prospect.max_disk_bytes)}",
@@ -116,7 +119,7 @@ def _facts(plan: Plan, checkpoint: Checkpoint, prospect: Prospect) -> dict[str, 
         "buffer_bytes": cost.buffer_bytes,
         "host_bytes": cost.host_bytes,
         "device_bytes": cost.device_bytes,
-        "network_bytes": fetched_bytes(plan, checkpoint),
+        "network_bytes": prospect.travel.down,
         "free_bytes": free_bytes(prospect.out),
         "disk_bytes": min(plan.nbytes, prospect.max_disk_bytes or plan.nbytes),
         "push": outlook and push_facts(outlook, plan.id),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
 
 from moeconv import report
 from moeconv.conversion.survey import surveyed_bytes
@@ -17,18 +18,33 @@ _RATE: Final = 10**8
 """Bytes a second of a network to go by, since nothing is fetched to find out."""
 
 
-def fetched_bytes(plan: Plan, checkpoint: Checkpoint) -> int:
-    """Return what comes over the network: every tensor, and before that scales to be surveyed."""
-    every = sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
-    return (every + surveyed_bytes(plan)) * checkpoint.origin.is_remote
+@dataclass(frozen=True, slots=True)
+class Travel:
+    """What comes and goes over the network: bytes down, of them scales read before, bytes up."""
+
+    down: int
+    scales: int
+    up: int
+    is_kept: bool
+
+    @classmethod
+    def of(
+        cls, plan: Plan, checkpoint: Checkpoint, *, is_kept: bool, outlook: Outlook | None
+    ) -> Self:
+        """Work it out; where the source is kept, scales are read here."""
+        is_remote = checkpoint.origin.is_remote
+        every = sum(ref.spec.nbytes for ref in checkpoint.tensors.values())
+        scales = surveyed_bytes(plan) * (is_remote and not is_kept)
+        return cls(every * is_remote + scales, scales, plan.nbytes * bool(outlook), is_kept)
 
 
-def network_rows(plan: Plan, checkpoint: Checkpoint, *, is_sent: bool) -> Iterator[tuple[str, str]]:
+def network_rows(travel: Travel) -> Iterator[tuple[str, str]]:
     """Yield what comes and goes over the network, and how long that takes at a rate to go by."""
-    down, up = fetched_bytes(plan, checkpoint), plan.nbytes * is_sent
+    down, up = travel.down, travel.up
     if down:
-        yield "network", f"{report.size(down)} come over it, and are not kept here"
-        if scales := surveyed_bytes(plan):
+        kept = "stay in the library's cache" if travel.is_kept else "are not kept here"
+        yield "network", f"{report.size(down)} come over it, and {kept}"
+        if scales := travel.scales:
             yield (
                 "",
                 f"of these {report.size(scales)} first, of scales, which were not read for this",

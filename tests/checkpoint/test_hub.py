@@ -80,6 +80,9 @@ def test_a_dry_run_says_what_it_has_not_tried(hub: FakeHub, tmp_path: Path):
     tensors = {name: len(data) for name, (_, _, data) in model.tensors().items()}
     scales = sum(size for name, size in tensors.items() if "weight_scale" in name)
     assert plan["network_bytes"] == sum(tensors.values()) + scales
+    kept = runs.invoke("marlin-fp4", REPO, "--dry-run", "--keep-source")
+    assert "and stay in the library's cache" in " ".join(kept.split())
+    assert "of scales" not in kept
 
 
 def test_kept_files_are_of_the_same_plan(hub: FakeHub, published: Path, tmp_path: Path):
