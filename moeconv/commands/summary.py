@@ -216,6 +216,13 @@ def _sidecar(plan: Plan) -> str:
     return "nothing: the source cannot be restored"
 
 
+def _written(plan: Plan, nbytes: int) -> str:
+    """Say what this process wrote, and of how much: others may have done the rest."""
+    whole, mine = report.size(plan.nbytes), report.size(nbytes)
+    part = "" if mine == whole else f"{mine} of "
+    return f"{part}{whole} in {report.count(len(plan.jobs), 'shard')}"
+
+
 def _resumed(jobs: int) -> Iterator[tuple[str, str]]:
     if jobs:
         yield "resumed", f"{report.count(jobs, 'shard')} already there"
@@ -244,7 +251,6 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
     """Show what a conversion did."""
     run, out, seconds = finished.manifest.run, finished.out, finished.seconds
     rate = run.bytes_written / seconds if seconds else 0.0
-    made = len(plan.jobs) - run.jobs_resumed
     if as_json:
         told = {**asdict(run), "seconds": round(seconds, 3)}  # the survey included
         told["sidecar_bytes"] = sidecar_bytes(plan)
@@ -259,7 +265,7 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
                 f"{report.count(len(plan.stacks), 'layer')} × {plan.stacks[0].geometry.experts}",
             ),
             ("serves", _serves(plan)),
-            ("written", f"{report.size(run.bytes_written)} in {report.count(made, 'shard')}"),
+            ("written", _written(plan, run.bytes_written)),
             ("read", report.size(run.bytes_read)),
             *_resumed(run.jobs_resumed),
             ("time", f"{seconds:.1f} s, {report.size(rate)}/s"),
