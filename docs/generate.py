@@ -402,8 +402,8 @@ passed; a suite without a row was not run to its end.
 
 `MOECONV_RECORD=docs/figures/reliability.json pytest -m "slow or nightly" tests/test_faults.py
 tests/test_fuzz.py tests/test_limits.py tests/test_damage.py tests/test_restore.py
-tests/test_witness.py` makes the figures; the disks want root, and what is led by coverage wants
-`atheris`.
+tests/test_resealed.py tests/test_witness.py` makes the figures; the disks want root, and what is
+led by coverage wants `atheris`.
 
 """
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from moeconv.checkpoint.header import PREFIX_BYTES, header_refs
+from moeconv.checkpoint.header import MAX_HEADER_BYTES, PREFIX_BYTES, header_refs
 from moeconv.checkpoint.index import read_config
 from moeconv.checkpoint.local import LocalOrigin
 from moeconv.checkpoint.types import Checkpoint, SourceFile, TensorRef
@@ -84,11 +86,12 @@ def _header(files: Files, file: SourceFileEntry, sidecar: SidecarEntry) -> list[
         (it for it in sidecar.kept if it.source == file.name and it.source_begin == 0), None
     )
     if kept is not None:
-        prefix = np.empty(min(PREFIX_BYTES, kept.end - kept.begin), np.uint8)
+        prefix = np.zeros(PREFIX_BYTES, np.uint8)
         files.read(kept.file, kept.begin, prefix)
         begin = kept.begin + PREFIX_BYTES
-        size = min(int.from_bytes(prefix.tobytes(), "little"), kept.end - begin)
-        text = np.empty(max(size, 0), np.uint8)
+        # No larger than it can be, whatever somebody wrote into the manifest.
+        most = min(kept.end - begin, MAX_HEADER_BYTES)
+        text = np.empty(max(min(int.from_bytes(prefix.tobytes(), "little"), most), 0), np.uint8)
         files.read(kept.file, begin, text)
         if hashlib.sha256(text).hexdigest() == file.header_sha256:
             return header_refs(text.tobytes(), file.name, file.size - PREFIX_BYTES - text.size)
@@ -129,17 +132,32 @@ def target_of(manifest: Manifest) -> Target:
     if layout is None or layout.version != entry.version:
         message = f"the layout {entry.id} version {entry.version} is not known to this moeconv"
         raise UnsupportedError(message, hint="install the moeconv that wrote it")
-    layers = manifest.plan["layers"]
-    first, _, last = layers.partition("-")
+    (most_bytes,) = _numbers(manifest, "max shard size", r"(\d{1,18})")
     return Target(
         layout,
         entry.fingerprint,
         entry.tp,
-        int(manifest.plan["max shard size"]),
-        None if layers == "all" else (int(first), int(last)),
+        most_bytes,
+        _layers(manifest),
         reconciles,
         manifest.plan["sidecar"] == "yes",
     )
+
+
+def _layers(manifest: Manifest) -> tuple[int, int] | None:
+    if manifest.plan["layers"] == "all":
+        return None
+    first, last = _numbers(manifest, "layers", r"(\d{1,9})-(\d{1,9})")
+    return first, last
+
+
+def _numbers(manifest: Manifest, key: str, pattern: str) -> Iterator[int]:
+    """Yield the numbers of one of the plan's texts, which somebody may have changed."""
+    found = re.fullmatch(pattern, manifest.plan[key], re.ASCII)
+    if found is None:
+        message = f"the manifest's plan gives `{key}` as {manifest.plan[key][:80]!a}"
+        raise VerifyError(message, hint=_CHANGED)
+    yield from map(int, found.groups())
 
 
 def locate(manifest: Manifest, plan: Plan, source: str | Path) -> dict[tuple[str, str], int]:

@@ -26,7 +26,7 @@ from moeconv.tensors import BITS
 from moeconv.verification.digests import check_sha256
 
 if TYPE_CHECKING:
-    from moeconv.output.manifest import Entry, Manifest
+    from moeconv.output.manifest import Entry, FileEntry, Manifest
 
 _READ_BY_ENGINES: Final = (
     *WEIGHT_SUFFIXES,
@@ -74,15 +74,18 @@ def check_files(root: Path, manifest: Manifest) -> None:
     VerifyError
         A file is missing, or of another size.
     """
-    problems = []
-    for entry in manifest.files:
-        path = root / entry.path
+    fail([problem for entry in manifest.files if (problem := _odd_file(root, entry))])
+
+
+def _odd_file(root: Path, entry: FileEntry) -> str | None:
+    path = root / entry.path
+    try:
         if not path.is_file():
-            problems.append(f"`{entry.path}` is missing")
-        elif path.stat().st_size != entry.size:
-            size = path.stat().st_size
-            problems.append(f"`{entry.path}` has {size} bytes, expected {entry.size}")
-    fail(problems)
+            return f"`{entry.path}` is missing"
+        size = path.stat().st_size
+    except OSError as error:  # a name that no disk takes, or a disk that fails
+        return f"`{entry.path}` cannot be looked at: {error.strerror}"
+    return None if size == entry.size else f"`{entry.path}` has {size} bytes, expected {entry.size}"
 
 
 @dataclass(frozen=True, slots=True)
