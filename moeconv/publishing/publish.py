@@ -120,7 +120,8 @@ def along(
     """Send each shard of a conversion as it becomes durable.
 
     The last of `count` is waited for, so that a directory is sealed when each of its shards is
-    durable in its place, be it here or on the Hub.
+    durable in its place, be it here or on the Hub. So is the last of a share: the machine that did
+    it may be gone before another one joins the shares.
     """
     seen: set[str] = set()
     for event in events:
@@ -130,6 +131,7 @@ def along(
             seen.add(event.file)
             if len(seen) == count:
                 yield from uploads.drain()
+    yield from uploads.drain()
 
 
 def check_target(repository: Repository, tree: Mapping[str, Held]) -> None:

@@ -67,6 +67,7 @@ def test_a_disk_that_does_not_hold_a_shard_is_refused(hub: FakeHub, source: Path
 
 
 def test_shares_of_several_machines_join(hub: FakeHub, source: Path, plain: Path, tmp_path: Path):
+    hub.faults.append(Fault("PUT", "/lfs-store/", times=SHARDS, delay_s=0.2))
     for part in ("1/2", "2/2"):
         push(source, tmp_path / part[0], "--max-disk", "900kB", "--shard-of", part)
         assert "moeconv.json" not in repo(hub)
