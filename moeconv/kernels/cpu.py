@@ -6,11 +6,13 @@ are a void dtype, so that no value is ever interpreted. `numpy.take` releases th
 
 from __future__ import annotations
 
+import functools
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moeconv.kernels.marlin import compiled, permute_rows, repack, unpermute_rows, unrepack
+from moeconv.kernels.marlin import permute_rows, repack, unpermute_rows, unrepack
 from moeconv.kernels.rowmaps import block_index, inverse_block_index
 from moeconv.kernels.scalars import global_scale
 from moeconv.layouts.verbs import (
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
     from moeconv.tensors import Bytes
 
 
+@functools.cache
+def _loops() -> str:
+    """Return the name of the loops; numba itself is imported by those that need it."""
+    return "numba" if find_spec("numba") else "numpy"
+
+
 class CpuKernels:
     """Satisfies `layouts.verbs.Kernels` on the host."""
 
@@ -35,7 +43,7 @@ class CpuKernels:
     @property
     def name(self) -> str:
         """Which loops move nibbles: `numba` where it is installed, otherwise `numpy`."""
-        return "numba" if compiled() else "numpy"
+        return _loops()
 
     def lay_out(self, verb: Verb, source: Bytes, out: Bytes) -> None:
         """Fill `out`."""

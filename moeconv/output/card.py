@@ -16,7 +16,6 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 import yaml
-from huggingface_hub import ModelCard, ModelCardData
 
 from moeconv.errors import SourceError
 from moeconv.output.names import MANIFEST_NAME, SOURCE_CARD
@@ -51,6 +50,8 @@ def carried(source_card: str) -> dict[str, object]:
     """
     if re.match(r"\s*---[\r\n]", source_card) is None:  # the library would complain of it on stderr
         return {}
+    from huggingface_hub import ModelCard
+
     try:
         said = ModelCard(source_card, ignore_metadata_errors=True).data
     except (ValueError, yaml.YAMLError) as error:
@@ -88,6 +89,8 @@ def write_card(
     said = _with_link(carried(source_card), manifest)
     base = manifest.source.name if manifest.source.revision else None
     engines = {row.engine.lower() for row in serving}
+    from huggingface_hub import ModelCardData
+
     data = ModelCardData(
         base_model=base,
         base_model_relation="quantized" if base else None,
