@@ -110,7 +110,7 @@ def test_death_beside_another_process(tmp_path):
 @pytest.mark.skipif(not disks.can_be_made(), reason="a disk of its own needs root and mkfs.ext4")
 def test_a_disk_that_fails_at_some_points(tmp_path):
     troubles = ",".join(SAID)
-    assert crash("marlin-nvfp4", tmp_path, points=12, trouble=troubles)["tried"] >= 12
+    assert crash("marlin-nvfp4", tmp_path, points=6, trouble=troubles)["tried"] >= len(SAID)
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_a_disk_that_fails_at_every_point(tmp_path, trouble, record):
 
 @pytest.mark.skipif(not disks.can_be_made(), reason="a disk of its own needs root and mkfs.ext4")
 def test_a_disk_that_fails_while_it_is_restored_to(tmp_path):
-    assert crash_restoring(tmp_path, points=6, trouble=",".join(SAID))["tried"] >= 6
+    assert crash_restoring(tmp_path, points=2, trouble="full,disconnected")["tried"] >= 2
 
 
 @pytest.mark.slow
