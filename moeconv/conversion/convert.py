@@ -164,6 +164,8 @@ def _do(
                 yield Moved(job.nbytes)  # by another process: whoever watches sees all of it
             yield record
             return
+        if directory.is_sealed():
+            return  # since it was asked: the record went with the other notes
         temporary, final = directory.temporary(number), directory.root / job.file
         for event in pipeline.fill(job, temporary, final):
             if isinstance(event, ShardRecord):

@@ -259,7 +259,11 @@ class OutputDirectory:
         """Keep files as `chunks` yields their bytes, each whole or not at all."""
         for name in names:
             path = self.root / kept_name(name)
-            write_file(path, chunks(name), self._work / "tmp")
+            try:
+                write_file(path, chunks(name), self._work / "tmp")
+            except OutputError:
+                if not self.is_sealed():  # another process has sealed, with these files in place
+                    raise
 
     def _noted(self, name: str, kind: type[_T]) -> _T:
         path, what = self._work / name, f"{WORK_FOLDER}/{name}"

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
+from moeconv.conversion.budget import Limits
+from moeconv.conversion.convert import convert
+from moeconv.conversion.seal import seal
 from moeconv.errors import OutputError
+from moeconv.kernels.cpu import CpuKernels
+from moeconv.output.directory import OutputDirectory
 from moeconv.output.ownership import check_output
+from moeconv.share import Share
 from tests import runs
 from tests.runs import Wanted
 
@@ -153,6 +159,33 @@ def test_another_process_ends_while_this_one_takes_a_lock(
     monkeypatch.setattr(os, "mkdir", mkdir)
     runs.run(source, out)
     assert asked > turn
+    assert runs.tree(out) == runs.tree(converted)
+
+
+def test_another_process_seals_while_this_one_looks_at_a_record(
+    source, converted, tmp_path, monkeypatch
+):
+    """The lock of the job was free, and its record goes before it is read."""
+    out, (plan, checkpoint) = tmp_path / "out", runs.plan(source)
+    only = Limits(1, 1 << 30, share=Share(only=True))
+    directory = OutputDirectory(out, plan.id, plan.identity)
+    for _ in convert(plan, checkpoint, directory, CpuKernels(), only):
+        pass
+    looks, stat = 0, os.stat
+
+    def look(path: Path, **options: Any) -> os.stat_result:
+        nonlocal looks
+        is_it = path == out / ".moeconv" / "records" / "0.json"
+        looks += is_it
+        if is_it and looks == 2:
+            seal(out)
+        return stat(path, **options)
+
+    again = OutputDirectory(out, plan.id, plan.identity)
+    monkeypatch.setattr(os, "stat", look)
+    for _ in convert(plan, checkpoint, again, CpuKernels(), Limits(1, 1 << 30)):
+        pass
+    assert looks > 1
     assert runs.tree(out) == runs.tree(converted)
 
 
