@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moeconv import report
 from moeconv.bench.checkpoint import KINDS, write_checkpoint
 from moeconv.errors import OutputError
 from moeconv.output.codec import read_manifest
@@ -115,7 +116,8 @@ def measure_whole(trial: Trial) -> Generator[str | WholeFigure, None, None]:
     work = trial.folder / f"moeconv-bench-{os.getpid()}"
     free, needed = shutil.disk_usage(trial.folder).free, 2.2 * trial.size_bytes
     if free < needed:
-        message = f"`{trial.folder}` has {free} bytes free, but about {needed:.0f} are needed"
+        room = f"{report.size(free)} free, but about {report.size(needed)} are needed"
+        message = f"`{trial.folder}` has {room}"
         raise OutputError(message, hint="give a smaller `--size`, or a `--dir` on another disk")
     try:
         yield f"writing a checkpoint for {trial.layout}"
