@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeconv.checkpoint.hashing import hashed
-from moeconv.conversion.budget import Limits
+from moeconv.conversion.budget import Limits, budget_for
 from moeconv.conversion.convert import convert as run
 from moeconv.conversion.pipeline import Moved
 from moeconv.conversion.provenance import note_digests
@@ -18,6 +18,7 @@ from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest
 from moeconv.output.records import ShardRecord
 from moeconv.planning.experts import find_experts
+from moeconv.planning.identity import check_made_of
 from moeconv.planning.plan import Plan, Target, facts_entries, known_facts, plan_for
 from moeconv.planning.recognition import pick_family
 from moeconv.planning.sidecar import settle
@@ -71,9 +72,9 @@ def make_plan(
     SourceError
         The checkpoint contradicts itself.
     UnsupportedError
-        No family fits, or the layout cannot hold these experts.
+        No family fits, the layout cannot hold these experts, or a size is no whole number above 0.
     """
-    wish = wish_for(layout) if isinstance(layout, str) else layout
+    wish = layout if isinstance(layout, Wish) else wish_for(layout)
     found = pick_family(checkpoint, family)
     experts = find_experts(checkpoint, found)
     chosen = choose_layout(wish, experts.stacks, checkpoint.config)
@@ -137,13 +138,16 @@ def convert(
     Raises
     ------
     SourceError
-        The source changed or cannot be read.
+        The plan is of another source, or the source changed or cannot be read.
     UnsupportedError
         Above 1 % of a layer's block scales would be lost, the limits do not hold one expert, or
         there is no such device.
     OutputError
         The directory belongs to another plan or cannot be written.
     """
+    check_made_of(plan, checkpoint)
+    limits, kernels = limits or Limits(2), pick(device)
+    budget_for(plan.jobs, limits.beside(limits.ahead_bytes(checkpoint)), kernels)
     root = Path(out)
     kept = OutputDirectory.kept_facts(root, plan.id)
     if plan.facts is None and kept is not None:
@@ -157,7 +161,7 @@ def convert(
         yield note_digests(directory, checkpoint.files)
         return
     directory.keep_facts(facts_entries(known))
-    yield from run(plan, checkpoint, directory, pick(device), limits or Limits(2))
+    yield from run(plan, checkpoint, directory, kernels, limits)
 
 
 def verify(

@@ -28,7 +28,7 @@ _URL: Final = re.compile(rf"({_WORD}/{_WORD})(?:/tree/([\w./%-]+?))?/?", re.ASCI
 _HOST: Final = "https://huggingface.co"
 
 
-def open_source(source: str, *, keep: bool = False) -> Checkpoint:
+def open_source(source: str | Path, *, keep: bool = False) -> Checkpoint:
     """Open the checkpoint that a person named.
 
     Parameters
@@ -68,8 +68,9 @@ class Found:
         return self.origin.repo is not None and self.origin.holds(MANIFEST_NAME)
 
 
-def find_source(source: str) -> Found:
+def find_source(source: str | Path) -> Found:
     """Return the place that a person named, whatever is in it; see `open_source`."""
+    source = os.fspath(source)
     found = None if is_local(source) else _repository(source)
     if found is None:
         return Found(source, LocalOrigin(Path(source)))

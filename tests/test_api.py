@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import doctest
+import math
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import moeconv
+from moeconv.conversion.budget import Limits
+from moeconv.errors import SourceError, UnsupportedError
 from moeconv.output.manifest import Manifest
 from moeconv.planning.target import Wish
 from tests import adding, runs
 from tests.fp4.models import Model
+from tests.sources import Tiny, write_tiny
 
 
 def test_the_examples_run(tmp_path, monkeypatch):
@@ -62,3 +68,72 @@ def test_the_import_alone_is_quick_and_names_are_what_they_seem():
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute `shuffle`"):
         _ = moeconv.shuffle
+
+
+@pytest.fixture
+def planned(source: Path) -> tuple[Any, Any]:
+    """A checkpoint and a plan of it."""
+    checkpoint = moeconv.open_checkpoint(source)
+    return checkpoint, moeconv.make_plan(checkpoint, "trtllm-bf16")
+
+
+def test_a_plan_goes_with_the_checkpoint_that_it_was_made_of(planned, tmp_path):
+    _, plan = planned
+    other = moeconv.open_checkpoint(write_tiny(tmp_path / "other", Tiny(seed=7)))
+    with pytest.raises(SourceError, match=r"`other`, which differs in source files"):
+        next(moeconv.convert(plan, other, tmp_path / "out", device="cpu"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"tp": tp} for tp in (0, -1, True, "2", 2.0)),
+        *({"max_shard_bytes": it} for it in (0, -1, 1.5, math.nan, math.inf, "5GB", None)),
+    ],
+    ids=str,
+)
+def test_what_is_no_number_of_ranks_or_bytes_is_refused(planned, wrong: dict[str, Any]):
+    checkpoint, _ = planned
+    with pytest.raises(UnsupportedError, match="expected a whole number at least 1"):
+        moeconv.make_plan(checkpoint, "trtllm-bf16", **wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"workers": it} for it in (0, -1, "2", 1.5, 10**23)),
+        *({"workers": 1, f"max_{kind}_bytes": -1} for kind in ("host", "device")),
+        {"workers": 1, "max_shards": 0},
+    ],
+    ids=str,
+)
+def test_limits_that_cannot_be_meant_are_refused(wrong: dict[str, Any]):
+    with pytest.raises(UnsupportedError, match="expected a whole number"):
+        Limits(**wrong)
+
+
+def test_what_is_refused_leaves_nothing_behind(planned, tmp_path):
+    checkpoint, plan = planned
+    wrong: list[dict[str, Any]] = [{"device": None}, {"device": "cpu", "limits": Limits(1, 0)}]
+    for options in wrong:
+        with pytest.raises(UnsupportedError):
+            next(moeconv.convert(plan, checkpoint, tmp_path / "out", **options))
+        assert not (tmp_path / "out").exists()
+
+
+def test_no_layout_and_no_path(planned):
+    checkpoint, _ = planned
+    layout: Any = 1
+    with pytest.raises(UnsupportedError, match="`1` is no layout that moeconv knows"):
+        moeconv.make_plan(checkpoint, layout)
+    with pytest.raises(SourceError, match="`/nope` is not a directory"):
+        moeconv.open_checkpoint(Path("/nope"))
+
+
+def test_a_rank_is_a_number(converted):
+    with moeconv.serving.open(converted) as directory:
+        sizes: list[Any] = ["2", 2.0, True, None]
+        for size in sizes:
+            with pytest.raises(UnsupportedError, match=r"`tp_size` is .*a whole number$"):
+                directory.rank(tp_size=size)

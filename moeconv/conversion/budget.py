@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from moeconv.conversion.reading import scratch_for
+from moeconv.counts import check_count
 from moeconv.errors import UnsupportedError
 from moeconv.layouts.verbs import DeviceKernels
 from moeconv.planning.jobs import Converted, Job
@@ -30,6 +31,9 @@ _DEVICE_PIECE_BYTES: Final = 1 << 23
 
 _MOST_WORKERS: Final = 16
 
+_ABSURD_WORKERS: Final = 1024
+"""More threads than any machine has a use for: it is a slip."""
+
 _STATIONS: Final = 3
 """One batch goes up, one is laid out and one comes back; a device does no more at a time."""
 
@@ -44,13 +48,27 @@ def default_workers() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much to take on: threads, bytes of all buffers, which jobs, and how many at once."""
+    """How much to take on: threads, bytes of all buffers, which jobs, and how many at once.
+
+    Raises
+    ------
+    UnsupportedError
+        One of them is no whole number, or none that makes sense.
+    """
 
     workers: int
     max_host_bytes: int = 1 << 30
     max_device_bytes: int = 1 << 30
     share: Share = WHOLE
     max_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        check_count("workers", self.workers, least=1, most=_ABSURD_WORKERS)
+        check_count("max_host_bytes", self.max_host_bytes, least=0)
+        check_count("max_device_bytes", self.max_device_bytes, least=0)
+        if self.max_shards is not None:
+            check_count("max_shards", self.max_shards, least=1)
 
     def ahead_bytes(self, checkpoint: Checkpoint) -> int:
         """Return how much of host memory is for what is fetched ahead: a quarter, from afar."""

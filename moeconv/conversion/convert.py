@@ -18,6 +18,7 @@ from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest, RunEntry
 from moeconv.output.names import kept_name
 from moeconv.output.records import ShardRecord
+from moeconv.planning.identity import check_made_of
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
@@ -84,12 +85,13 @@ def convert(
     Raises
     ------
     SourceError
-        The source changed or cannot be read.
+        The plan is of another source, or the source changed or cannot be read.
     UnsupportedError
         The memory limit does not hold one expert.
     OutputError
         The directory cannot be written.
     """
+    check_made_of(plan, checkpoint)
     if plan.facts is None:
         plan = survey_all(plan, checkpoint)
     with directory.present():

@@ -30,6 +30,7 @@ def pick(device: str) -> Kernels:
     UnsupportedError
         No such device.
     """
+    device = str(device)  # `torch.device("cuda:1")` says the same
     if device == "auto":
         cores = len(os.sched_getaffinity(0)) // ranks_here()
         device = "cuda" if cores < _ENOUGH_CORES and _has_cuda() else "cpu"

@@ -64,7 +64,7 @@ def check_begun(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
         return  # a process of this plan has sealed it and tidied up since it was seen
     if theirs.get("id") != plan_id:
         message = f"`{root}` holds another plan, which differs in "
-        message += _differences(theirs, identity)
+        message += differences(theirs, identity)
         hint = "give another `--out`, the options it was begun with, or `--overwrite`"
         raise OutputError(message, hint=hint)
 
@@ -105,11 +105,12 @@ def check_plan(root: Path, plan_id: str, identity: Mapping[str, str]) -> None:
     manifest = read_manifest(root)
     if manifest.plan_id != plan_id:
         message = f"`{root}` holds another conversion, which differs in "
-        message += _differences(manifest.plan, identity)
+        message += differences(manifest.plan, identity)
         raise OutputError(message, hint="give another `--out`, or `--overwrite` to replace it")
 
 
-def _differences(theirs: Mapping[str, str], mine: Mapping[str, str]) -> str:
+def differences(theirs: Mapping[str, str], mine: Mapping[str, str]) -> str:
+    """Say in which parts two plans differ, and how where that can be read."""
     shown = []
     for key in mine:
         there = theirs.get(key, "nothing")

@@ -11,18 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from moeconv.checkpoint.types import Checkpoint
+from moeconv.counts import check_count
 from moeconv.errors import UnsupportedError
 from moeconv.layouts.layout import Facts, Layout, Slice
 from moeconv.layouts.verbs import Verb
 from moeconv.output.manifest import FactsEntry, StackEntry
 from moeconv.planning.experts import find_experts
 from moeconv.planning.fitting import fit, served_tp
+from moeconv.planning.identity import identity_of
 from moeconv.planning.jobs import Converted, Job, pass_on
 from moeconv.planning.recognition import pick_family
 from moeconv.planning.stacks import Experts, Stack
 
 if TYPE_CHECKING:
+    from moeconv.checkpoint.types import Checkpoint
     from moeconv.families.family import Family
 
 DEFAULT_SHARD_BYTES: Final = 5_000_000_000
@@ -48,6 +50,11 @@ class Target:
         The layout folds differing global scales into the larger one.
     sidecar
         What the layout cannot give back is kept beside it, where the whole model is converted.
+
+    Raises
+    ------
+    UnsupportedError
+        The TP size or the size of a shard is no whole number above 0.
     """
 
     layout: Layout
@@ -57,6 +64,12 @@ class Target:
     layers: tuple[int, int] | None = None
     reconciles: bool = False
     sidecar: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of ranks, and no size."""
+        if self.tp is not None:
+            check_count("tp", self.tp, least=1)
+        check_count("max_shard_bytes", self.max_shard_bytes, least=1)
 
     @property
     def has_sidecar(self) -> bool:
@@ -180,7 +193,7 @@ def plan_for(checkpoint: Checkpoint, family: Family, experts: Experts, target: T
         raise found.problems[0]
     stacks = _chosen(found.taken, target.layers)
     jobs = (*_expert_jobs(stacks, target), *_weight_jobs(checkpoint, found.taken, target))
-    identity = _identity(checkpoint, target, family)
+    identity = identity_of(checkpoint, target, family)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return Plan(
         id=digest,
@@ -257,34 +270,3 @@ def _weight_jobs(checkpoint: Checkpoint, taken: Iterable[Stack], target: Target)
     left = [ref for ref in checkpoint.tensors.values() if ref.name not in converted]
     left.sort(key=lambda ref: (ref.file, ref.begin))
     yield from pass_on(left, "weights/weights", target.max_shard_bytes)
-
-
-def _identity(checkpoint: Checkpoint, target: Target, family: Family) -> dict[str, str]:
-    files: list[list[str | int | None]] = [
-        # A digest that only some runs know of the same directory would make it another plan.
-        [
-            f.name,
-            f.size,
-            f.header_sha256,
-            f.sha256 if f.is_told else f.probe_xxh3,
-        ]
-        for f in checkpoint.files
-    ]
-    files += [[name, size] for name, size in checkpoint.indexes.items()]
-    config = json.dumps(checkpoint.config, sort_keys=True)
-    layers = "all" if target.layers is None else "{}-{}".format(*target.layers)
-    return {
-        "source files": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
-        "source revision": checkpoint.origin.commit or "none",
-        "source config": hashlib.sha256(config.encode()).hexdigest(),
-        "side files": "\n".join(checkpoint.side_files),
-        "family": family.name,
-        "layout": f"{target.layout.id} version {target.layout.version}",
-        "serving dtype": target.layout.dtype,
-        "global scales": "largest" if target.reconciles else "the engine's",
-        "fingerprint": json.dumps(dict(target.fingerprint), sort_keys=True),
-        "tp": "any" if target.tp is None else str(target.tp),
-        "max shard size": str(target.max_shard_bytes),
-        "layers": layers,
-        "sidecar": "yes" if target.has_sidecar else "no",
-    }

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from moeconv.counts import check_count
 from moeconv.errors import UnsupportedError, VerifyError
 from moeconv.layouts import find_layout
 from moeconv.layouts.layout import Geometry, Placement
@@ -101,9 +102,12 @@ class ConvertedDirectory:
         Raises
         ------
         UnsupportedError
-            The file cannot serve these sizes; the hint is the command that makes one that does.
+            One is no whole number, or the file cannot serve these sizes; the hint is then the
+            command that makes one that does.
         """
         key = (tp_size, tp_rank, ep_size, ep_rank)
+        for name, value in zip(("tp_size", "tp_rank", "ep_size", "ep_rank"), key, strict=True):
+            check_count(name, value)
         if key not in self._ranks:
             tensors = tuple(
                 tensor
