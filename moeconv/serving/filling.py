@@ -1,30 +1,26 @@
 """Fill memory with a rank's bytes: host memory or a GPU's, through a small staging buffer.
 
-The memory is the caller's. All sizes are checked before a byte is read.
+The memory is the caller's. All of it is checked before a byte is read.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from moeconv.serving import digests
 from moeconv.serving.host import HostTarget, fill_host
+from moeconv.serving.memory import check_apart, fillable
 from moeconv.serving.runs import shape_of
 from moeconv.tensors import round_up
 
 if TYPE_CHECKING:
-    import torch
-
     from moeconv.output.files import Files
+    from moeconv.serving.memory import Out
     from moeconv.serving.rank import RankTensor
-    from moeconv.tensors import Bytes
-
-    Out: TypeAlias = Bytes | torch.Tensor
 
 STAGING_BYTES: Final = 128_000_000
 """All host buffers of one call together; more where a row of some tensor needs it."""
@@ -48,11 +44,12 @@ def fill(
     Raises
     ------
     ValueError
-        Some memory is not contiguous or of another size than its tensor.
+        Some memory cannot be filled, is of another size than its tensor, or overlaps with other.
     VerifyError
         A file is short, or a digest differs.
     """
-    work = [(tensor, _check_out(tensor, out)) for tensor, out in assignments]
+    work = [(tensor, fillable(tensor, out)) for tensor, out in assignments]
+    check_apart(work)
     tensors = [tensor for tensor, _ in work]
     if check:
         digests.check(files, tensors, threads, _slot(tensors, threads))
@@ -73,28 +70,3 @@ def _slot(tensors: Sequence[RankTensor], count: int) -> int:
     row = max(shape_of(tensor).row_bytes for tensor in tensors)
     largest = max(tensor.read_bytes for tensor in tensors)
     return round_up(max(min(max(share, row), largest), 1), _PAGE)
-
-
-def _check_out(tensor: RankTensor, out: Out) -> Out:
-    """Return host memory as bytes, and GPU memory as it is, if the size is right."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(out, torch.Tensor):
-        if not out.is_contiguous() or out.nbytes != tensor.nbytes:
-            raise ValueError(_wrong(tensor, out.nbytes, contiguous=out.is_contiguous()))
-        return out if out.is_cuda else _host_bytes(out)
-    array = np.asarray(out)
-    if not array.flags.c_contiguous or array.nbytes != tensor.nbytes:
-        raise ValueError(_wrong(tensor, array.nbytes, contiguous=array.flags.c_contiguous))
-    return array.reshape(-1).view(np.uint8)
-
-
-def _host_bytes(out: torch.Tensor) -> Bytes:
-    import torch
-
-    array: Bytes = out.detach().view(-1).view(torch.uint8).numpy()
-    return array
-
-
-def _wrong(tensor: RankTensor, nbytes: int, *, contiguous: bool) -> str:
-    what = f"{nbytes} bytes" if contiguous else "memory with gaps"
-    return f"`{tensor.prefix}.{tensor.param}` takes {tensor.nbytes} contiguous bytes, not {what}"

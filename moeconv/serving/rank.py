@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from moeconv.layouts.layout import Placement
     from moeconv.output.files import Files
     from moeconv.output.manifest import TensorEntry
-    from moeconv.serving.filling import Out
+    from moeconv.serving.memory import Out
     from moeconv.serving.shards import Shards
     from moeconv.tensors import TensorSpec
 
@@ -78,15 +78,15 @@ class Rank:
         tensor
             One of `tensors()`.
         out
-            `tensor.nbytes` contiguous bytes: a numpy array or a torch tensor of any dtype, on the
-            host or on a GPU.
+            `tensor.nbytes` contiguous bytes that may be written: a numpy array or a torch tensor of
+            any dtype, on the host or on a GPU.
         check
             Compare the digest of each whole expert first (reads more where TP cuts).
 
         Raises
         ------
         ValueError
-            `out` has gaps or another size.
+            `out` has gaps or another size, or cannot be filled.
         VerifyError
             A file is not the one that was written, or short, or a digest differs.
         """
@@ -114,7 +114,8 @@ class Rank:
         Raises
         ------
         ValueError
-            A tensor is missing or given twice, or some memory is not as `read_into` wants it.
+            A tensor is missing or given twice, or some memory is not as `read_into` wants it, or
+            overlaps with other.
         VerifyError
             A file is not the one that was written, or short, or a digest differs.
         """

@@ -6,7 +6,9 @@ import itertools
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,6 +192,64 @@ def test_memory_of_another_size_is_refused_before_anything_is_read(converted):
         ):
             with pytest.raises(ValueError, match=f"takes {tensor.nbytes} contiguous bytes"):
                 view.read_into(tensor, out)
+
+
+def _may_only_be_read(nbytes: int) -> np.ndarray:
+    out = np.empty(nbytes, np.uint8)
+    out.flags.writeable = False
+    return out
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (bytes, "memory that may only be read"),
+        (_may_only_be_read, "memory that may only be read"),
+        (lambda nbytes: [0] * nbytes, "a list"),
+        (lambda _: None, "a NoneType"),
+        (lambda nbytes: np.empty(nbytes // 8, object), "Python's own objects"),
+        (lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, device="meta"), "meta memory"),
+        (lambda nbytes: torch.empty(nbytes, dtype=torch.uint8).to_sparse(), "torch.sparse_coo"),
+        (lambda nbytes: torch.empty(1, dtype=torch.uint8).expand(nbytes), "memory with gaps"),
+    ],
+    ids=["bytes", "read only", "list", "none", "objects", "meta", "sparse", "expanded"],
+)
+def test_memory_that_cannot_be_filled_is_refused(
+    converted: Path, make: Callable[[int], Any], found: str
+):
+    with open_converted(converted) as directory:
+        view = directory.rank()
+        tensor = view.tensors()[0]
+        with pytest.raises(ValueError, match=f"to be filled, not {found}$"):
+            view.read_into(tensor, make(tensor.nbytes))
+
+
+def test_a_buffer_of_python_is_filled(converted):
+    with open_converted(converted) as directory:
+        view = directory.rank()
+        tensor = view.tensors()[0]
+        plain, array = bytearray(tensor.nbytes), np.empty(tensor.nbytes, np.uint8)
+        buffer: Any = plain
+        view.read_into(tensor, buffer)
+        view.read_into(tensor, array)
+        assert plain == array.tobytes()
+
+
+@pytest.mark.parametrize("kind", [np.empty, torch.empty], ids=["numpy", "torch"])
+def test_memory_of_two_tensors_must_not_overlap(converted: Path, kind: Callable[..., Any]):
+    with open_converted(converted) as directory:
+        view = directory.rank()
+        tensors = view.tensors("model.layers.0.mlp.experts")
+        both = kind(
+            sum(t.nbytes for t in tensors), dtype=torch.uint8 if kind is torch.empty else "u1"
+        )
+        first, second = tensors
+        beside = [(first, both[: first.nbytes]), (second, both[first.nbytes :])]
+        view.read_all(beside)
+        at = first.nbytes - 1
+        beside[1] = second, both[at : at + second.nbytes]
+        with pytest.raises(ValueError, match="are given memory that overlaps"):
+            view.read_all(beside)
 
 
 def test_every_tensor_of_a_module_exactly_once(converted):
