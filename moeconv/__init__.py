@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from moeconv.api import verify as verify
     from moeconv.errors import MoeconvError as MoeconvError
 
+    __version__: str
+
 __all__ = [
     "MoeconvError",
     "convert",
@@ -54,6 +56,10 @@ _HOMES: Final = {
 
 def __getattr__(name: str) -> object:
     """Import what is asked for: `import moeconv` alone stays quick, for the command line too."""
+    if name == "__version__":
+        from importlib import metadata
+
+        return metadata.version("moeconv")
     if name == "serving":
         return importlib.import_module("moeconv.serving")
     if name in _HOMES:

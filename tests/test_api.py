@@ -7,6 +7,7 @@ import math
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def test_the_import_alone_is_quick_and_names_are_what_they_seem():
         "assert set(moeconv.__all__) <= set(dir(moeconv))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+    assert moeconv.__version__ == metadata.version("moeconv")
     with pytest.raises(AttributeError, match="no attribute `shuffle`"):
         _ = moeconv.shuffle
 
