@@ -36,7 +36,7 @@ def test_costs(source, tmp_path):
     assert plan["free_bytes"] > plan["expert_bytes"] == 2 * 4 * 3 * 128 * 128 * 2
     result = CliRunner().invoke(app, ["trtllm", str(source), "--dry-run"])
     shown = " ".join(result.stdout.split())
-    assert "an estimate, from laying out one expert (98.3 kB) and trying the disk" in shown
+    assert "an estimate, from laying out 393.2 kB of experts and trying the disk" in shown
     assert "peak memory" in shown
     assert "for restore 5.8 kB, which no engine reads" in shown
     assert "798.6 kB are needed" in shown

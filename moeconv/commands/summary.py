@@ -159,7 +159,7 @@ def _time(cost: Estimate, *, is_remote: bool) -> str:
     bare = ", without the network" if is_remote else ""
     return (
         f"about {report.duration(cost.seconds)} at {report.size(cost.bytes_per_s)}/s: an estimate, "
-        f"from laying out one expert ({report.size(cost.sample_bytes)}) and trying the disk{bare}"
+        f"from laying out {report.size(cost.sample_bytes)} of experts and trying the disk{bare}"
     )
 
 

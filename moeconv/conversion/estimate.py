@@ -1,4 +1,4 @@
-"""How long will it take, and how much memory? From one expert, laid out a few times."""
+"""How long will it take, and how much memory? From a few experts, laid out a few times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 import xxhash
 
 from moeconv.conversion.budget import Limits, budget_for
-from moeconv.conversion.reading import read_matrix
+from moeconv.conversion.pieces import experts_of
+from moeconv.conversion.reading import read_matrices
 from moeconv.conversion.ring import Ring, Slot
 from moeconv.planning.jobs import Converted
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moeconv.checkpoint.reader import Reader
+    from moeconv.conversion.pieces import Experts
     from moeconv.layouts.verbs import Kernels
     from moeconv.planning.jobs import Job
     from moeconv.planning.plan import Plan
@@ -32,7 +34,7 @@ _WRITES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a conversion will take, from a measurement of one expert.
+    """What a conversion will take, from a measurement of what goes through a slot at once.
 
     Attributes
     ----------
@@ -41,7 +43,7 @@ class Estimate:
     bytes_per_s
         Of output, at that rate.
     sample_bytes
-        Size of the expert that was laid out.
+        Size of the experts that were laid out.
     buffer_bytes
         All buffers of the pipeline.
     host_bytes
@@ -61,17 +63,21 @@ class Estimate:
 def estimate(
     plan: Plan, reader: Reader, kernels: Kernels, limits: Limits, folder: Path
 ) -> Estimate:
-    """Read one expert, lay it out a few times, and scale that up.
+    """Read what a slot holds of each parameter, lay it out a few times, and scale that up.
 
     What the disk takes is measured with a file in `folder` that never gets a name.
     """
     job = next(job for job in plan.jobs if isinstance(job.tensors[0], Converted))
-    tensors = [tensor for tensor in job.tensors if isinstance(tensor, Converted)]
     budget = budget_for(plan.jobs, limits, kernels)
+    pieces = [
+        next(experts_of(tensor, 0, plan, budget.sizes))
+        for tensor in job.tensors
+        if isinstance(tensor, Converted)
+    ]
     with closing(Ring(kernels, replace(budget, slots=1, stations=min(1, budget.stations)))) as ring:
         slot = ring.take()
-        rounds = [_seconds(tensors, plan, reader, ring, slot) for _ in range(_ROUNDS)]
-    nbytes = sum(tensor.output.spec.nbytes for tensor in tensors)
+        rounds = [_seconds(pieces, reader, ring, slot) for _ in range(_ROUNDS)]
+    nbytes = sum(piece.size for piece in pieces)
     cpus = len(os.sched_getaffinity(0))
     expert_bytes = sum(_expert_bytes(job) for job in plan.jobs)
     parallel = min(rounds)[0] / nbytes * expert_bytes / min(limits.workers, cpus)
@@ -96,21 +102,22 @@ def peak_rss_bytes() -> int:
 
 
 def _seconds(
-    tensors: Sequence[Converted], plan: Plan, reader: Reader, ring: Ring, slot: Slot
+    pieces: Sequence[Experts], reader: Reader, ring: Ring, slot: Slot
 ) -> tuple[float, float]:
-    """Return the time of a worker, and of the thread that digests the file, for one expert."""
+    """Return the time of a worker, and of the thread that digests the file, for some experts."""
     work = digest = 0.0
-    for tensor in tensors:
-        expert, matrix = tensor.experts[0], tensor.output.matrix
-        places = tensor.places(expert)
-        sources = slot.source[: matrix.nbytes].reshape(1, *matrix.shape)
-        out = slot.out[: tensor.output.spec.nbytes]
+    for piece in pieces:
+        count, matrix = len(piece.experts), piece.tensor.output.matrix
+        places = [piece.tensor.places(expert) for expert in piece.experts]
+        sources = slot.source[: count * matrix.nbytes].reshape(count, *matrix.shape)
+        outs = slot.out[: piece.size].reshape(count, -1)
         started = time.perf_counter()
-        read_matrix(reader, places, sources[0], slot.scratch)
-        ring.lay_out(plan.verb(tensor, expert), sources, out.reshape(1, -1))
-        xxhash.xxh3_128_hexdigest(out)
+        read_matrices(reader, places, sources, slot.scratch)
+        ring.lay_out(piece.verb, sources, outs)
+        for out in outs:
+            xxhash.xxh3_128_hexdigest(out)
         laid_out = time.perf_counter()
-        hashlib.sha256(out).hexdigest()
+        hashlib.sha256(outs).hexdigest()
         work += laid_out - started
         digest += time.perf_counter() - laid_out
     return work, digest

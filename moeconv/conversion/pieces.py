@@ -68,13 +68,14 @@ def pieces_of(job: Job, entries: Iterable[Entry], plan: Plan, sizes: Sizes) -> I
     for tensor, at in placed:
         if isinstance(tensor, Converted):
             yield from together.rest()
-            yield from _experts(tensor, at, plan, sizes)
+            yield from experts_of(tensor, at, plan, sizes)
         else:
             yield from together.add(tensor, at)
     yield from together.rest()
 
 
-def _experts(tensor: Converted, at: int, plan: Plan, sizes: Sizes) -> Iterator[Experts]:
+def experts_of(tensor: Converted, at: int, plan: Plan, sizes: Sizes) -> Iterator[Experts]:
+    """Yield the experts of a tensor that starts at `at`, as many at once as a slot holds."""
     matrix, expert_bytes = tensor.output.matrix, tensor.output.spec.nbytes
     most = min(sizes.source // max(matrix.nbytes, 1), sizes.out // max(expert_bytes, 1))
     for verb, alike in groupby(tensor.experts, lambda expert: plan.verb(tensor, expert)):
