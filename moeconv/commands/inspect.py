@@ -122,6 +122,8 @@ def _converted_rows(sight: ConvertedSight, groups: Iterable[Group]) -> Iterator[
             "scales",
             f"{sight.scales}: {sight.flushed} flushed to zero, {sight.negative} negative or NaN",
         )
+    if sight.unsound:
+        yield "global scales", f"{sight.unsound} are NaN, infinite, zero or negative"
     for part, count in sight.left_out.items():
         yield "left out", f"{report.count(count, f'{part} tensor')}, which the kernel does not read"
     can = "cannot be restored"

@@ -138,6 +138,11 @@ def surveyed(plan: Plan, checkpoint: Checkpoint, max_lost_share: float) -> Plan:
             f"{totals.differing} experts have different global scales for gate and up; gate's is "
             "used for both, as the engine does (`--reconcile-scales` folds the larger one in)"
         )
+    if totals.unsound:
+        report.warn(
+            f"{totals.unsound} global scales are NaN, infinite, zero or negative; they become what "
+            "the engine makes of them: is the checkpoint sound?"
+        )
     return plan
 
 

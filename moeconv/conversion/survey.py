@@ -47,6 +47,7 @@ class Totals:
     negative: int = 0
     differing: int = 0
     reconciled: int = 0
+    unsound: int = 0
 
 
 def surveyed_bytes(plan: Plan) -> int:
@@ -183,6 +184,7 @@ def total(known: Known) -> Totals:
         negative=sum(fact.negative for fact in facts),
         differing=sum(fact.differing for fact in layers.values()),
         reconciled=sum(fact.differing for fact in layers.values() if fact.ratios),
+        unsound=sum(fact.unsound for fact in layers.values()),
     )
 
 

@@ -262,6 +262,8 @@ def _converted(place: _Place, manifest: Manifest, config: Mapping[str, Json]) ->
             scales=sum(facts.scales for facts in manifest.facts),
             flushed=sum(facts.flushed for facts in manifest.facts),
             negative=sum(facts.negative for facts in manifest.facts),
+            # Each rank of a file for one TP size has the same.
+            unsound=sum({it.prefix: it.unsound for it in manifest.facts}.values()),
             left_out=manifest.left_out,
             digests=dict(
                 Counter(file.sha256_from for file in manifest.source.files if file.sha256_from)

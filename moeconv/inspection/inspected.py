@@ -171,6 +171,8 @@ class ConvertedSight:
         What it serves, of 1, 2, 4, 8, 16 and 32.
     flushed, negative
         Block scales that became zero, and those below zero or NaN, of `scales`.
+    unsound
+        Global scales that are NaN, infinite, zero or negative.
     restore_bytes
         Bytes that restoring the source needs beside these; `None` where it cannot be restored.
     left_out
@@ -197,6 +199,7 @@ class ConvertedSight:
     scales: int
     flushed: int
     negative: int
+    unsound: int
     left_out: dict[str, int]
     digests: dict[str, int]
     tools: dict[str, str]

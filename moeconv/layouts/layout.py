@@ -112,6 +112,9 @@ class Facts:
         each; empty otherwise.
     lossy
         Projections and experts whose block scales do not all come back.
+    unsound
+        Global scales that are NaN, infinite, zero or negative, or whose reciprocal is, where that
+        is what they are stored as.
     """
 
     factors: tuple[float, float]
@@ -121,6 +124,7 @@ class Facts:
     differing: int
     ratios: tuple[tuple[float, float], ...] = ()
     lossy: tuple[tuple[str, int], ...] = ()
+    unsound: int = 0
 
 
 @dataclass(frozen=True, slots=True)

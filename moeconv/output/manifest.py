@@ -105,6 +105,9 @@ class FactsEntry:
         What gate's and up's block scales were multiplied by, an expert each, where they were.
     lossy
         Projections and experts whose block scales do not all come back.
+    unsound
+        Global scales that are NaN, infinite, zero or negative; they become what the engine makes
+        of them.
     """
 
     prefix: str
@@ -116,6 +119,7 @@ class FactsEntry:
     differing: int
     ratios: tuple[tuple[float, float], ...] = ()
     lossy: tuple[tuple[str, int], ...] = ()
+    unsound: int = 0
 
 
 @dataclass(frozen=True, slots=True)

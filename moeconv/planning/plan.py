@@ -167,6 +167,7 @@ def known_facts(entries: Iterable[FactsEntry]) -> Known:
             entry.differing,
             entry.ratios,
             entry.lossy,
+            entry.unsound,
         )
         for entry in entries
     }

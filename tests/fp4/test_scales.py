@@ -188,6 +188,27 @@ def test_the_default_is_the_engine_s_way_with_a_warning(tmp_path: Path) -> None:
     assert runs.rank_bytes(out) == other, "up's own scale has no part in the engine's bytes"
 
 
+@pytest.mark.parametrize(("kind", "tp"), [("modelopt", None), ("ct", None), ("modelopt", "2")])
+def test_global_scales_that_are_none_are_counted(tmp_path: Path, kind: str, tp: str | None) -> None:
+    odd = [float("nan"), float("inf"), 0.0, -GATE]
+    scales = {(0, e, p): odd[e] for e in range(4) for p in ("gate", "up")}
+    options = () if tp is None else ("--tp", tp)
+    source = Model(kind, layers=1, scales=scales).write(tmp_path / "source")
+    said = dry_run(source, *options)["scales"]
+    assert (said["unsound"], said["differing"]) == (8, 0), "NaN and NaN are the same"
+    out = tmp_path / "out"
+    shown = runs.invoke("marlin-fp4", source, "--out", out, "--device", "cpu", *options)
+    assert "warning: 8 global scales are NaN, infinite, zero or negative" in shown
+    assert {fact.unsound for fact in read_manifest(out).facts} == {8}
+    assert "8 are NaN, infinite, zero or negative" in runs.invoke("inspect", out)
+    runs.invoke("verify", out, "--source", source, "--device", "cpu")
+
+
+def test_sound_global_scales_are_not_counted(tmp_path: Path) -> None:
+    source = differing().write(tmp_path / "source")
+    assert dry_run(source)["scales"]["unsound"] == 0
+
+
 @pytest.mark.parametrize("tp", ["2", "4"])
 def test_a_file_for_one_tp_counts_an_expert_once(tmp_path: Path, tp: str) -> None:
     source = differing().write(tmp_path / "source")

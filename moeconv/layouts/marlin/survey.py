@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moeconv.layouts.layout import Facts, Survey
 from moeconv.layouts.marlin import scales
+
+if TYPE_CHECKING:
+    from moeconv.layouts.layout import Floats
+    from moeconv.layouts.marlin.scales import Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +74,12 @@ class ScaleRule:
             scales=int(w13.sum() + counts["down"].sum()),
             flushed=self._flushed(w13, factors[0]) + self._flushed(counts["down"], factors[1]),
             negative=int((w13 + counts["down"])[scales.negative()].sum()),
-            differing=int(sum((survey.scales[name] != gate) for name in fused).astype(bool).sum()),
+            differing=int(
+                np.any([_differs(survey.scales[name], gate) for name in fused], axis=0).sum()
+            ),
             ratios=ratios,
             lossy=tuple(self._lossy(survey, factors, ratios)),
+            unsound=sum(_unsound(stored) for stored in survey.scales.values()),
         )
 
     def _factor(self, counts: scales.Counts) -> float:
@@ -101,6 +109,19 @@ class ScaleRule:
         largest = np.maximum(gate, up)
         largest[largest == 0] = 1  # experts that are all zeros
         return tuple(zip((gate / largest).tolist(), (up / largest).tolist(), strict=True))
+
+
+def _differs(one: Floats, other: Floats) -> Mask:
+    """Say of which experts two global scales differ: NaN is the same as the same NaN."""
+    mask: Mask = (one != other) & (one.view(np.uint32) != other.view(np.uint32))
+    return mask
+
+
+def _unsound(stored: Floats) -> int:
+    """Count global scales that are no positive number, as they are or as reciprocals."""
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1) / stored
+    return int((~((stored > 0) & (inverse > 0) & np.isfinite(inverse))).sum())
 
 
 def _mapped(counts: scales.Counts, table: bytes) -> scales.Counts:
