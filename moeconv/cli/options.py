@@ -188,7 +188,11 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
         help="Keep in restore/ what `moeconv restore` needs beside the converted tensors.",
         rich_help_panel=_FILES,
     ),
-    "overwrite": typer.Option("--overwrite", help="Replace an earlier moeconv directory at --out."),
+    "overwrite": typer.Option(
+        "--overwrite",
+        help="Replace an earlier moeconv directory at --out; an unfinished run of the same plan "
+        "goes on.",
+    ),
     "recheck": typer.Option(
         "--recheck",
         help="Read finished shards again; those with other bytes are done again.",

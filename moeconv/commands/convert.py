@@ -25,7 +25,7 @@ from moeconv.kernels import pick
 from moeconv.output.codec import read_manifest
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest
-from moeconv.output.ownership import check_output, is_finished
+from moeconv.output.ownership import check_output, is_begun, is_finished
 from moeconv.output.place import check_apart, check_place, errors_below
 from moeconv.output.records import Asked, ShardRecord
 from moeconv.planning.acceptance import check_engines, start_commands
@@ -121,10 +121,13 @@ def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
 def _fill(decided: _Decided, sink: Sink, options: Options, kernels: Kernels) -> Manifest | None:
     """Convert, as far as it was asked for; the manifest where that is all of it."""
     checkpoint, plan, out = decided.checkpoint, decided.plan, decided.out
-    check_output(out, plan.id, plan.identity, overwrite=options.overwrite)
+    overwrite = options.overwrite and not is_begun(out, plan.id)
+    check_output(out, plan.id, plan.identity, overwrite=overwrite)
     jobs, most = options.own_jobs(plan), options.max_disk_bytes
-    check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)
-    directory = OutputDirectory(out, plan.id, plan.identity, overwrite=options.overwrite)
+    check_space(out, jobs, overwrite=overwrite, most_bytes=most)
+    if options.overwrite and not overwrite:
+        report.note(f"`{out}` holds an unfinished run of this very plan, which goes on")
+    directory = OutputDirectory(out, plan.id, plan.identity, overwrite=overwrite)
     directory.keep_facts(facts_entries(plan.facts or {}))
     origin = checkpoint.origin
     if origin.repo and origin.commit and checkpoint.asked:

@@ -51,7 +51,7 @@ class Options:
     sidecar
         Keep what restoring the source needs.
     overwrite
-        Replace what moeconv wrote to `out`.
+        Replace what moeconv wrote to `out`, unless that is an unfinished run of the same plan.
     recheck
         Read the shards of an earlier run again, and do the damaged ones again.
     hash_source

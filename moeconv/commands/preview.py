@@ -24,7 +24,7 @@ from moeconv.inspection.inspect import findings
 from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
-from moeconv.output.ownership import check_output
+from moeconv.output.ownership import check_output, is_begun
 from moeconv.output.place import check_apart, existing
 from moeconv.planning.acceptance import check_engines
 from moeconv.planning.experts import look_for_experts
@@ -149,17 +149,18 @@ def surveyed(plan: Plan, checkpoint: Checkpoint, max_lost_share: float) -> Plan:
 def _obstacles(plan: Plan, out: Path, options: Options, kernels: Kernels) -> list[MoeconvError]:
     """Return what this machine has against a plan: memory, the output directory, disk space."""
     problems: list[MoeconvError] = []
+    overwrite = options.overwrite and not is_begun(out, plan.id)
     with _noting(problems):
         budget_for(plan.jobs, options.limits, kernels)
     with _noting(problems):
         if is_local(options.source):
             check_apart(out, Path(options.source))
-        check_output(out, plan.id, plan.identity, overwrite=options.overwrite)
+        check_output(out, plan.id, plan.identity, overwrite=overwrite)
     with _noting(problems):
         check_bound(plan, options.max_disk_bytes, is_pushed=options.push is not None)
     with _noting(problems):
         jobs, most = options.own_jobs(plan), options.max_disk_bytes
-        check_space(out, jobs, overwrite=options.overwrite, most_bytes=most)
+        check_space(out, jobs, overwrite=overwrite, most_bytes=most)
     return problems
 
 

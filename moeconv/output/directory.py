@@ -37,7 +37,14 @@ from moeconv.output.durable import write_file, writing
 from moeconv.output.locks import Locks
 from moeconv.output.manifest import FactsEntry, FileEntry, Manifest, RunEntry
 from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER, kept_name
-from moeconv.output.ownership import SEE_TO, check_begun, check_ours, check_plan, noted_plan
+from moeconv.output.ownership import (
+    SEE_TO,
+    check_begun,
+    check_ours,
+    check_plan,
+    is_begun,
+    noted_plan,
+)
 from moeconv.output.place import check_place
 from moeconv.output.records import UPLOADED, Asked, KeptFacts, KeptRecord, ShardRecord
 from moeconv.output.removal import remove
@@ -65,7 +72,7 @@ class OutputDirectory:
     plan_id, identity
         The plan's digest, and what it is a digest of.
     overwrite
-        Replace what is there, if it is moeconv's.
+        Replace what is there, if it is moeconv's; an unfinished run of this very plan is joined.
 
     Attributes
     ----------
@@ -86,7 +93,7 @@ class OutputDirectory:
         self.is_published = False
         self._plan_id = plan_id
         self._work, self._locks = root / WORK_FOLDER, Locks(root)
-        if overwrite:
+        if overwrite and not is_begun(root, plan_id):
             remove(root, identity.get("side files", "").splitlines())
         check_plan(root, plan_id, identity)
         self.finished = self.is_sealed() or not self._joins(identity)

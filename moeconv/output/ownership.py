@@ -24,6 +24,16 @@ def is_finished(root: Path, plan_id: str) -> bool:
     return (root / MANIFEST_NAME).exists() and read_manifest(root).plan_id == plan_id
 
 
+def is_begun(root: Path, plan_id: str) -> bool:
+    """Return whether a directory holds an unfinished run of this very plan, which can go on."""
+    if (root / MANIFEST_NAME).exists():
+        return False
+    try:
+        return (noted_plan(root) or {}).get("id") == plan_id
+    except OutputError:  # a note that nobody can read is of no plan
+        return False
+
+
 def check_output(
     root: Path, plan_id: str, identity: Mapping[str, str], *, overwrite: bool = False
 ) -> None:
@@ -35,7 +45,7 @@ def check_output(
         It cannot be written, is not empty and not moeconv's, or holds another plan.
     """
     check_place(root)
-    if overwrite:
+    if overwrite and not is_begun(root, plan_id):
         check_removable(root, identity.get("side files", "").splitlines())
         return
     check_plan(root, plan_id, identity)

@@ -19,6 +19,8 @@ from moeconv.share import Share
 from tests import runs
 from tests.runs import Wanted
 
+SMALL = Wanted(max_shard_bytes=30_000)
+
 
 def begin(source: Path, out: Path, wanted: Wanted = runs.DEFAULT) -> Path:
     """Convert as far as the first shard."""
@@ -94,6 +96,29 @@ def test_overwrite_replaces_another_plan(source, tmp_path, stage):
     out = stage(source, tmp_path / "out")
     runs.run(source, out, Wanted(tp=2), overwrite=True)
     assert runs.tree(out) == runs.tree(expected)
+
+
+def test_overwrite_goes_on_with_an_unfinished_run_of_the_plan(source, tmp_path):
+    """Else the same command would not resume, and a share would remove those before it."""
+    expected = runs.run(source, tmp_path / "expected", SMALL)
+    out = begin(source, tmp_path / "out", SMALL)
+    (first, *_) = runs.shards(out)
+    before = (out / first).stat().st_ino
+    runs.run(source, out, SMALL, overwrite=True)
+    assert (out / first).stat().st_ino == before
+    assert runs.tree(out) == runs.tree(expected)
+    runs.run(source, out, SMALL, overwrite=True)
+    assert (out / first).stat().st_ino != before, "a finished one is made again"
+    assert runs.tree(out) == runs.tree(expected)
+
+
+def test_shares_that_all_overwrite_are_joined(make_checkpoint, source, tmp_path):
+    out = runs.run(make_checkpoint("other", seed=7), tmp_path / "out")
+    command = ("trtllm", source, "--out", out, "--max-shard-size", "30kB", "--overwrite")
+    first, second = (runs.moeconv(*command, "--shard-of", share) for share in ("1/2", "2/2"))
+    assert (first.returncode, second.returncode) == (0, 0), second.stderr
+    assert "goes on" in second.stderr
+    assert runs.moeconv("seal", out).returncode == 0
 
 
 def test_overwrite_never_removes_its_own_source(make_checkpoint, source, tmp_path):
