@@ -36,6 +36,7 @@ from moeconv.planning.sidecar import settle
 from moeconv.planning.target import Wish, choose_layout, out_name
 from moeconv.planning.traits import kinds_of, model_of
 from moeconv.publishing.uploads import Sent
+from moeconv.shell import typed
 from moeconv.sourcing import is_local, open_source
 from moeconv.verification.structure import check_files
 
@@ -213,7 +214,7 @@ def _show_share(out: Path, options: Options) -> None:
     """Say that a share is done, and what is left to do."""
     label = options.limits.share.label
     report.good(f"share {label} is done in `{out}`")
-    then = f"moeconv seal {out}  # when all shares are there"
+    then = f"moeconv seal {typed(out)}  # when all shares are there"
     if options.push:
         then = "the same command without --shard-of, when all shares are on the Hub"
     report.table("", (), commands=[("next", then)])

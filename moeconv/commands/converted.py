@@ -19,6 +19,7 @@ from moeconv.output.place import errors_below
 from moeconv.output.remote import RemoteModel, is_repository
 from moeconv.restoration.restore import Restored, bytes_to_restore, restore
 from moeconv.serving import open_converted
+from moeconv.shell import typed
 from moeconv.verification.digests import Subset
 from moeconv.verification.remote import compare_source, verify_remote
 from moeconv.verification.verify import Verified, bytes_to_move, verify
@@ -45,7 +46,7 @@ def run_seal(out: Path, *, rechecks: bool, as_json: bool) -> None:
         report.emit({"event": "done", "out": str(out), "plan_id": manifest.plan_id})
         return
     report.good(f"`{out}` is whole: {report.count(len(manifest.files), 'file')}")
-    report.table("", (), commands=[("next", f"moeconv verify {out} --read-data")])
+    report.table("", (), commands=[("next", f"moeconv verify {typed(out)} --read-data")])
 
 
 def run_verify(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from moeconv import report
 from moeconv.inspection.inspect import inspect_source
+from moeconv.shell import typed
 
 if TYPE_CHECKING:
     from moeconv.inspection.inspected import (
@@ -42,7 +43,7 @@ def _show_inspection(found: Inspection) -> None:
         for engine in found.converted.engines:
             _show_loader(engine)
         report.text("")
-        check = [("check it", f"moeconv verify {found.root} --read-data")]
+        check = [("check it", f"moeconv verify {typed(found.root)} --read-data")]
         report.table("", (), commands=check, to_stdout=True)
 
 

@@ -34,6 +34,7 @@ from moeconv.planning.recognition import pick_family, reading_families
 from moeconv.planning.stacks import Experts, Stack
 from moeconv.planning.target import Wish, choose_layout
 from moeconv.planning.traits import Kind, Model, kind_of, kinds_of, model_of
+from moeconv.shell import typed
 from moeconv.sourcing import find_source, open_found
 
 if TYPE_CHECKING:
@@ -112,9 +113,7 @@ def _checkpoint(checkpoint: Checkpoint, family_name: str | None) -> Inspection:
             renormalises=renormalises(family, config) if family else None,
             routing=model.routing if model else None,
             layouts=tuple(
-                replace(
-                    it, command=said.format(command=it.command) if said and it.command else None
-                )
+                replace(it, command=f"moeconv {it.command} {said}" if said and it.command else None)
                 for it in layouts
             ),
         ),
@@ -154,10 +153,10 @@ def _found(checkpoint: Checkpoint, family_name: str | None) -> _Found:
 
 
 def _said(checkpoint: Checkpoint, found: _Found) -> str:
-    """Return a conversion's command around `{command}`; empty where it would be refused."""
+    """Return what follows a conversion's command; empty where it would be refused."""
     if found.problems and not found.alike:
         return ""
-    said = f"moeconv {{command}} {checkpoint.origin.where}"
+    said = typed(checkpoint.origin.where)
     if found.family:
         is_named = set(model_types(checkpoint.config)) & set(found.family.model_types)
         return said if is_named else f"{said} --family {found.family.name}"
@@ -293,7 +292,9 @@ def loaders(
     kinds = dict.fromkeys(_entry_kind(stack) for stack in manifest.stacks)
     model = model_of(family, config, kinds, (weight.name for weight in manifest.weights))
     for answer in answers(layout, model):
-        start = None if answer.word == "no" else start_command(answer.engine, where)
+        start = (
+            None if answer.word == "no" or manifest.partial else start_command(answer.engine, where)
+        )
         yield _engine(answer, start)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from moeconv.errors import UnsupportedError
 from moeconv.planning.traits import UNTOLD, VLLM_TRANSFORMERS, Kind, Model
+from moeconv.shell import typed
 
 if TYPE_CHECKING:
     from moeconv.layouts.layout import Engine, Layout
@@ -224,7 +225,7 @@ def make_command(layout: Layout) -> str:
 def start_command(engine: Engine, out: Path | str) -> str | None:
     """Return the command that serves a directory or repository; `None` for an unknown engine."""
     command = _START.get(engine.name)
-    return command and command.format(out=out, flags=engine.backend)
+    return command and command.format(out=typed(out), flags=engine.backend)
 
 
 def start_commands(layout: Layout, model: Model, out: Path) -> tuple[str, ...]:
