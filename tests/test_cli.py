@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -150,12 +151,30 @@ def test_a_second_run_says_done_in_json_too(source, converted):
     assert [line["event"] for line in runs.json_lines(done.stdout)] == ["done"]
 
 
-@pytest.mark.parametrize(("text", "layers"), [("0-1", [0, 1]), ("1", [1])])
+@pytest.mark.parametrize(("text", "layers"), [("0-1", [0, 1]), ("0-99", [0, 1]), ("1", [1])])
 def test_layers(source, tmp_path, text, layers):
     out = tmp_path / "out"
     done = runs.moeconv("trtllm", source, "--out", out, "--layers", text)
     assert done.returncode == 0, done.stderr
     assert sorted({layer for layer, _ in runs.rank_bytes(out, partial=True)}) == layers
+    is_all = layers == [0, 1]
+    assert ("vllm serve" in done.stderr, "is all of the model" in done.stderr) == (is_all, is_all)
+    assert ("the same command without --layers" in done.stderr) != is_all
+    assert ("vllm serve" in runs.invoke("inspect", out)) == is_all
+
+
+def test_layers_that_are_not_there(source, tmp_path):
+    done = runs.moeconv("trtllm", source, "--out", tmp_path / "out", "--layers", "1-99")
+    assert "`--layers 1-99` ends behind 1, the last layer with experts" in done.stderr
+    assert json.loads((tmp_path / "out/moeconv.json").read_text())["partial"] == "layers 1-1"
+
+
+def test_a_dry_run_of_what_is_done_says_so(source, tmp_path):
+    command = ("trtllm", source, "--out", tmp_path / "out")
+    assert runs.moeconv(*command).returncode == 0
+    again = runs.moeconv(*command, "--dry-run")
+    assert "is already converted with these options; nothing would be written" in again.stderr
+    assert json.loads(runs.moeconv(*command, "--dry-run", "--json").stdout)["is_done"]
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -24,7 +24,7 @@ from moeconv.inspection.inspect import findings
 from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
-from moeconv.output.ownership import check_output, is_begun
+from moeconv.output.ownership import check_output, is_begun, is_finished
 from moeconv.output.place import check_apart, existing
 from moeconv.planning.acceptance import check_engines
 from moeconv.planning.experts import look_for_experts
@@ -61,8 +61,7 @@ def preview(options: Options, wish: Wish) -> None:
         with _noting(problems):
             kinds = kinds_of(experts.stacks)
             model = model_of(family, checkpoint.config, kinds, checkpoint.tensors)
-            for warning in (*checkpoint.warnings, *check_engines(layout, model)):
-                report.warn(warning)
+            _warn(*checkpoint.warnings, *check_engines(layout, model))
     if layout and not problems:
         with _noting(problems):
             target = target_of(options, wish, layout, kernels)
@@ -71,6 +70,7 @@ def preview(options: Options, wish: Wish) -> None:
                 preview(began, wish)
                 return
             plan = plan_for(checkpoint, family, experts, target)
+            _warn(*plan.warnings[len(checkpoint.warnings) :])
             problems += _obstacles(plan, out, options, kernels)
             outlook = None
             with _noting(problems):
@@ -82,7 +82,9 @@ def preview(options: Options, wish: Wish) -> None:
                 with Reader(BlankRanges()) if is_remote else reader_for(checkpoint) as reader:
                     cost = estimate(plan, reader, kernels, options.limits, existing(out))
                 travel = Travel.of(plan, checkpoint, is_kept=options.keep_source, outlook=outlook)
-                prospect = Prospect(out, cost, options.max_disk_bytes, outlook, travel)
+                is_done = not options.overwrite and is_finished(out, plan.id)
+                most = options.max_disk_bytes
+                prospect = Prospect(out, cost, most, outlook, travel, is_done)
                 show_plan(plan, checkpoint, prospect, as_json=options.as_json)
     if problems:
         _refuse(problems, as_json=options.as_json)
@@ -144,6 +146,11 @@ def surveyed(plan: Plan, checkpoint: Checkpoint, max_lost_share: float) -> Plan:
             "the engine makes of them: is the checkpoint sound?"
         )
     return plan
+
+
+def _warn(*warnings: str) -> None:
+    for warning in warnings:
+        report.warn(warning)
 
 
 def _obstacles(plan: Plan, out: Path, options: Options, kernels: Kernels) -> list[MoeconvError]:

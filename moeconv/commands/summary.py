@@ -15,6 +15,7 @@ from moeconv.planning.fitting import served_tp
 from moeconv.planning.jobs import Converted
 from moeconv.planning.plan import Plan
 from moeconv.planning.sidecar import sidecar_bytes
+from moeconv.shell import typed
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
@@ -43,6 +44,8 @@ class Prospect:
         What is on the Hub, where it goes there.
     travel
         What comes and goes over the network.
+    is_done
+        It has been converted to there: nothing would be written.
     """
 
     out: Path
@@ -50,6 +53,7 @@ class Prospect:
     max_disk_bytes: int | None
     outlook: Outlook | None
     travel: Travel
+    is_done: bool
 
 
 def show_plan(plan: Plan, checkpoint: Checkpoint, prospect: Prospect, *, as_json: bool) -> None:
@@ -86,6 +90,9 @@ def show_plan(plan: Plan, checkpoint: Checkpoint, prospect: Prospect, *, as_json
         ),
         to_stdout=True,
     )
+    if prospect.is_done:
+        report.good(f"`{out}` is already converted with these options; nothing would be written")
+        return
     report.note("nothing was written; without `--dry-run` the same command converts")
 
 
@@ -95,6 +102,7 @@ def _facts(plan: Plan, checkpoint: Checkpoint, prospect: Prospect) -> dict[str, 
     return {
         "source": checkpoint.origin.where,
         "out": str(prospect.out),
+        "is_done": prospect.is_done,
         "family": plan.family.name,
         "layout": plan.target.layout.id,
         "layers": len(plan.stacks),
@@ -283,6 +291,10 @@ def show_result(plan: Plan, finished: Finished, *, as_json: bool) -> None:
 def _next(finished: Finished) -> Iterator[tuple[str, str]]:
     if finished.source is None:
         return
-    yield "next", f"moeconv verify {finished.out} --read-data --source {finished.source}"
+    out, source = typed(finished.out), typed(finished.source)
+    yield "next", f"moeconv verify {out} --read-data --source {source}"
+    if finished.manifest.partial:
+        yield "then", "the same command without --layers, with --overwrite, to convert all of it"
+        return
     for i, start in enumerate(finished.starts):
         yield "then" if i == 0 else "or", start

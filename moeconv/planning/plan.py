@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from moeconv.counts import check_count
-from moeconv.errors import UnsupportedError
 from moeconv.layouts.layout import Facts, Layout, Slice
 from moeconv.layouts.verbs import Verb
 from moeconv.output.manifest import FactsEntry, StackEntry
@@ -22,6 +21,7 @@ from moeconv.planning.identity import identity_of
 from moeconv.planning.jobs import Converted, Job, pass_on
 from moeconv.planning.recognition import pick_family
 from moeconv.planning.stacks import Experts, Stack
+from moeconv.planning.trial import chosen
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
@@ -192,7 +192,8 @@ def plan_for(checkpoint: Checkpoint, family: Family, experts: Experts, target: T
     found = fit(experts.stacks, target.layout, target.tp)
     if found.problems:
         raise found.problems[0]
-    stacks = _chosen(found.taken, target.layers)
+    stacks, layers, said = chosen(found.taken, target.layers)
+    target = replace(target, layers=layers)
     jobs = (*_expert_jobs(stacks, target), *_weight_jobs(checkpoint, found.taken, target))
     identity = identity_of(checkpoint, target, family)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -206,20 +207,8 @@ def plan_for(checkpoint: Checkpoint, family: Family, experts: Experts, target: T
         extra_experts=len(experts.extra),
         left_out=_left_out(stacks, target),
         jobs=jobs,
-        warnings=checkpoint.warnings,
+        warnings=(*checkpoint.warnings, *said),
     )
-
-
-def _chosen(stacks: tuple[Stack, ...], layers: tuple[int, int] | None) -> tuple[Stack, ...]:
-    if layers is None:
-        return stacks
-    first, last = layers
-    chosen = tuple(stack for stack in stacks if first <= stack.layer <= last)
-    if not chosen:
-        known = f"{stacks[0].layer} to {stacks[-1].layer}"
-        message = f"`--layers {first}-{last}` holds no layer with experts; they are in {known}"
-        raise UnsupportedError(message)
-    return chosen
 
 
 def _expert_jobs(stacks: Iterable[Stack], target: Target) -> Iterator[Job]:
