@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -44,10 +45,20 @@ def _root(
     del version
 
 
+def _check_arguments(said: list[str]) -> None:
+    """Refuse an empty argument: as a path, it would be the current directory."""
+    for before, argument in pairwise(said):
+        option = before if argument == "" else argument.removesuffix("=")
+        if argument == "" or (argument.startswith("--") and option != argument):
+            typer.echo(f"Error: the argument after `{option}` is empty", err=True)
+            sys.exit(2)
+
+
 def main() -> None:
     """Run the command line; the one place where an error becomes an exit code."""
-    take_over()
+    _check_arguments(sys.argv)
     try:
+        take_over()
         app()
     except MoeconvError as problem:
         from moeconv import report

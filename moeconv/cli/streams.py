@@ -43,7 +43,21 @@ class Stream(io.TextIOWrapper):
 
 
 def take_over() -> None:
-    """Put `Stream` in the place of stdout and stderr."""
+    """Put `Stream` in the place of stdout and stderr; a closed stderr is as good as one to nowhere.
+
+    Raises
+    ------
+    OutputError
+        Stdout is closed: what is asked for could be given to nobody.
+    """
+    if getattr(sys, "stderr", None) is None:  # else a file of ours would get its number
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        sys.stderr = os.fdopen(nowhere, "w", encoding="utf-8")
+    if getattr(sys, "stdout", None) is None:
+        message = "stdout is closed"
+        raise OutputError(message, hint="send it to a file, or to `/dev/null`")
+    if not os.environ.get("COLUMNS", "").strip("0"):
+        os.environ.pop("COLUMNS", None)  # a line of no columns would show nothing
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
