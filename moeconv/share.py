@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from moeconv.errors import UnsupportedError
 
@@ -42,6 +43,8 @@ class Share:
 
 WHOLE = Share()
 
+_MOST_SHARES: Final = 999_999
+
 
 def parse_share(text: str) -> Share:
     """Read `2/4`, the second of four.
@@ -51,8 +54,11 @@ def parse_share(text: str) -> Share:
     ValueError
         It is no part of a whole.
     """
-    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
+    match = re.fullmatch(r"(\d{1,18})/(\d{1,18})", text.strip(), re.ASCII)
     index, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if count > _MOST_SHARES:
+        message = f"{text!r} is of more than {_MOST_SHARES} shares"
+        raise ValueError(message)
     if not 1 <= index <= count:
         message = f"{text!r} is no share; write it as 1/4, 2/4, 3/4 or 4/4"
         raise ValueError(message)

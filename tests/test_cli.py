@@ -197,6 +197,25 @@ def test_dry_run_writes_nothing(source, tmp_path, as_json):
     [
         (["trtllm"], 2, "SRC"),
         (["trtllm", "SOURCE", "--tp", "0"], 2, "--tp"),
+        (["trtllm", "SOURCE", "--max-host-memory", "\uff11GB"], 2, "is no size"),
+        (["trtllm", "SOURCE", "--max-disk", "9" * 40], 2, "'--max-disk': '999"),
+        (["trtllm", "SOURCE", "--layers", "\u0661"], 2, "no range of layers"),
+        (["trtllm", "SOURCE", "--shard-of", "1/99999999"], 2, "more than 999999 shares"),
+        (["trtllm", "SOURCE", "--workers", "9" * 23], 2, "--workers"),
+        (["trtllm", "SOURCE", "--private"], 2, "it needs --push"),
+        (["trtllm", "SOURCE", "--revision", "x"], 2, "ORG/NAME@REVISION"),
+        (["trtllm", "SOURCE", "--create-pr"], 2, "it needs --push"),
+        (["trtllm", "SOURCE", "--keep-source"], 2, "is here"),
+        (["trtllm", "SOURCE", "--device", "cuda:-1"], 4, "N from 0 to 127"),
+        (["trtllm", "SOURCE", "--device", "cuda:999999999999"], 4, "N from 0 to 127"),
+        (["trtllm", "SOURCE", "--device", "0"], 4, "N from 0 to 127"),
+        (["trtllm", ""], 2, "the argument after `trtllm` is empty"),
+        (["trtllm", "SOURCE", "--out", ""], 2, "the argument after `--out` is empty"),
+        (["verify", "SOURCE", "--source="], 2, "the argument after `--source` is empty"),
+        (["verify", "FILE"], 3, "is not a directory"),
+        (["rank", "FILE"], 3, "is not a directory"),
+        (["restore", "FILE", "--out", "OUT"], 3, "is not a directory"),
+        (["seal", "FILE"], 5, "is not a directory"),
         (["trtllm", "SOURCE", "--max-host-memory", "much"], 2, "is no size"),
         (["trtllm", "SOURCE", "--max-shard-size", "0"], 2, "--max-shard-size"),
         (["trtllm", "SOURCE", "--layers", "3-1"], 2, "no range of layers"),
@@ -225,6 +244,7 @@ def test_exit_codes(make_checkpoint, tmp_path, args, code, words, monkeypatch):
     (foreign / "x").touch()
     places = {
         "SOURCE": source,
+        "FILE": source / "config.json",
         "OUT": runs.run(source, tmp_path / "out"),
         "FOREIGN": foreign,
         "OTHER": other,
@@ -264,3 +284,31 @@ def test_a_layout_that_is_not_known(source):
     assert done.returncode == 4
     assert "`cutlass` is no layout that moeconv knows" in done.stderr
     assert "known layouts: trtllm-bf16, " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "said"),
+    [
+        ("moeconv list --json >&-", 5, "stdout is closed"),
+        ("moeconv list 2>&-", 0, "qwen-moe"),
+        ("COLUMNS=0 moeconv list --hello", 2, "No such option"),
+        ("RANK=0 WORLD_SIZE=2 moeconv trtllm . --shard-of 1/2", 2, "unset them, or leave"),
+    ],
+)
+def test_odd_shells(shell, code, said):
+    command = shell.replace("moeconv", f"{sys.executable} -m moeconv")
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert said in done.stdout + done.stderr
+
+
+def test_ctrl_c_during_imports_is_no_traceback():
+    code = (
+        "import signal, sys; from moeconv.__main__ import main\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Pressed()); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")

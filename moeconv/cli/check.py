@@ -20,7 +20,7 @@ def _subset(text: str) -> Subset:
     """Parse `2/5`; digests are imported when they are needed."""
     from moeconv.verification.digests import Subset
 
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip(), re.ASCII)
     if match is None or not 1 <= int(match.group(1)) <= int(match.group(2)):
         message = f"{text!r} is no part; write it as 1/5"
         raise typer.BadParameter(message)

@@ -7,13 +7,15 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, get_type_hints
 
 import typer
 
 from moeconv.cli import completion
 from moeconv.commands.options import Options
-from moeconv.share import Share, parse_share
+from moeconv.paths import is_there
+from moeconv.share import WHOLE, Share, launched, parse_share
 
 if TYPE_CHECKING:
     from typer.models import ParameterInfo
@@ -26,27 +28,33 @@ EXIT_CODES: Final = (
 )
 
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_MOST_BYTES: Final = 10**18
 _BINARY: Final = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+_MOST_WORKERS: Final = 1 << 10
 
 
 def parse_size(text: str | int) -> int:
     """Parse `5GB`, `1GiB` or `4096`; a default comes as the number it is."""
     if isinstance(text, int):
         return text
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?i?)b?", text.strip().lower())
+    pattern = r"(\d{1,99}(?:\.\d{1,99})?)\s*([kmgt]?i?)b?"
+    match = re.fullmatch(pattern, text.strip().lower(), re.ASCII)
     unit = {**_UNITS, **_BINARY}.get(match.group(2)) if match else None
     if match is None or unit is None:
         message = f"{text!r} is no size; write it as 5GB, 512MiB or a number of bytes"
         raise typer.BadParameter(message)
-    if float(match.group(1)) == 0:
-        message = f"{text!r} is no size; it must be above 0"
+    nbytes = int(float(match.group(1)) * unit)
+    if not 0 < nbytes <= _MOST_BYTES:
+        message = f"{text!r} is no size; it must be above 0, and at most 1000000TB"
         raise typer.BadParameter(message)
-    return int(float(match.group(1)) * unit)
+    return nbytes
 
 
 def parse_layers(text: str) -> range:
     """Parse `0-3` or `7`; a tuple would make typer ask for two values."""
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text.strip(), re.ASCII)
     if match is None or int(match.group(2) or match.group(1)) < int(match.group(1)):
         message = f"{text!r} is no range of layers; write it as 0-3"
         raise typer.BadParameter(message)
@@ -157,6 +165,7 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
     "workers": typer.Option(
         "--workers",
         min=1,
+        max=_MOST_WORKERS,
         help="Threads that read, lay out and write.",
         show_default="half of the cores, 2 to 16",
         rich_help_panel=_WORK,
@@ -208,6 +217,27 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
 """A row for each field of `Options` that has a flag of its own; in the order of the help."""
 
 
+def _check_together(options: Options) -> None:
+    """Refuse an option that would do nothing, or that another contradicts."""
+    needless = {
+        "--private": options.private,
+        "--revision": options.revision != "main",
+        "--create-pr": options.create_pr,
+    }
+    if options.push is None and any(needless.values()):
+        said = next(name for name, is_said in needless.items() if is_said)
+        message = f"{said} says how to publish; it needs --push ORG/NAME"
+        if said == "--revision":
+            message += " (for a revision of the source: ORG/NAME@REVISION)"
+        raise typer.BadParameter(message)
+    if options.keep_source and is_there(Path(options.source)):
+        message = f"--keep-source is for a repository of the Hub; {options.source!r} is here"
+        raise typer.BadParameter(message)
+    if options.share and launched() != WHOLE:
+        message = "RANK and WORLD_SIZE are set: unset them, or leave --shard-of out"
+        raise typer.BadParameter(message)
+
+
 def takes_options(run: Callable[Concatenate[Options, P], None]) -> Callable[..., None]:
     """Let a command take `Options` as one value: for a person each row of `SHARED` is a flag.
 
@@ -229,7 +259,9 @@ def takes_options(run: Callable[Concatenate[Options, P], None]) -> Callable[...,
     @functools.wraps(run)
     def command(*args: P.args, **said: P.kwargs) -> None:
         chosen: dict[str, Any] = {name: said.pop(name) for name in SHARED}
-        run(Options(**chosen), *args, **said)
+        options = Options(**chosen)
+        _check_together(options)
+        run(options, *args, **said)
 
     signed: Any = command
     signed.__signature__ = inspect.Signature([*own, *shared])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import re
 from typing import TYPE_CHECKING, Final
 
 from moeconv.errors import UnsupportedError
@@ -13,6 +14,9 @@ from moeconv.share import own_gpu, ranks_here
 if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels
 
+
+_GPU: Final = re.compile(r"cuda:(\d\d?|1[01]\d|12[0-7])", re.ASCII)
+"""Torch counts devices in seven bits."""
 
 _ENOUGH_CORES: Final = 8
 """So many do not miss a GPU, which takes seconds to start: docs/explanation/performance.md."""
@@ -36,12 +40,13 @@ def pick(device: str) -> Kernels:
         device = "cuda" if cores < _ENOUGH_CORES and _has_cuda() else "cpu"
     if device == "cpu":
         return CpuKernels()
-    if device == "cuda" or device.removeprefix("cuda:").isdigit():
+    name = own_gpu() if device == "cuda" else device
+    if _GPU.fullmatch(name):
         from moeconv.kernels.cuda import CudaKernels
         from moeconv.kernels.fastest import fastest_batch
 
-        return CudaKernels(own_gpu() if device == "cuda" else device, fastest_batch)
-    message = f"`--device {device}` is none of auto, cpu, cuda and cuda:N"
+        return CudaKernels(name, fastest_batch)
+    message = f"`--device {device}` is none of auto, cpu, cuda and cuda:N, with N from 0 to 127"
     raise UnsupportedError(message)
 
 
