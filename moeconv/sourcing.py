@@ -146,7 +146,8 @@ def _by_name(name: str, revision: str | None) -> str:
             answers = list(pool.map(is_on_hub, asked))
         except SourceError as problem:
             message = f"`{name}` is not a directory here, and cannot be looked for: {problem}"
-            raise SourceError(message, hint=problem.hint) from problem
+            hint = f"is the directory spelt so? for a model of the Hub: {problem.hint}"
+            raise SourceError(message, hint=hint) from problem
     found = [repo for repo, is_there in zip(asked, answers, strict=True) if is_there]
     if len(found) == 1:
         return found[0]

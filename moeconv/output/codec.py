@@ -120,6 +120,9 @@ def read_manifest(root: Path) -> Manifest:
             hint = "give a directory; `hf download` fetches one that is on the Hub"
         message = f"`{MANIFEST_NAME}` is not in `{root}`"
         raise SourceError(message, hint=hint) from None
+    except NotADirectoryError:
+        message = f"`{root}` is not a directory"
+        raise SourceError(message, hint=f"give the directory: `{root.parent}`?") from None
     except OSError as error:
         message = f"`{root / MANIFEST_NAME}` cannot be read: {error.strerror}"
         raise SourceError(message) from error

@@ -40,6 +40,7 @@ from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER, kept_name
 from moeconv.output.ownership import (
     SEE_TO,
     check_begun,
+    check_directory,
     check_ours,
     check_plan,
     is_begun,
@@ -112,6 +113,7 @@ class OutputDirectory:
         if (root / MANIFEST_NAME).exists():
             manifest = read_manifest(root)
             return cls(root, manifest.plan_id, manifest.plan)
+        check_directory(root)
         plan = noted_plan(root)
         if plan is None:
             message = f"`{root}` holds no conversion that has begun: there is no `{WORK_FOLDER}/`"

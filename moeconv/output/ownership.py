@@ -131,6 +131,19 @@ def differences(theirs: Mapping[str, str], mine: Mapping[str, str]) -> str:
     return "; ".join(shown)
 
 
+def check_directory(root: Path) -> None:
+    """Refuse a file in the place of a directory.
+
+    Raises
+    ------
+    OutputError
+        It is one.
+    """
+    if root.exists() and not root.is_dir():
+        message = f"`{root}` is not a directory"
+        raise OutputError(message)
+
+
 def check_ours(root: Path) -> None:
     """Refuse what is there and not ours.
 
@@ -141,9 +154,7 @@ def check_ours(root: Path) -> None:
     """
     if not root.exists():
         return
-    if not root.is_dir():
-        message = f"`{root}` is not a directory"
-        raise OutputError(message)
+    check_directory(root)
     if not (root / WORK_FOLDER).is_dir() and any(root.iterdir()):
         message = f"`{root}` is not empty and not a moeconv directory"
         raise OutputError(message, hint="give another `--out`; nothing there was touched")
