@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -352,10 +353,14 @@ def test_a_token_in_its_file_will_do(
 
 
 def test_an_address_where_nobody_is_is_named(published: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    done = _run("inspect", REPO)
-    assert done.returncode == 3
-    assert "the Hub at `http://127.0.0.1:9` is not reachable" in " ".join(done.stdout.split())
+    from huggingface_hub import constants
+
+    from moeconv.checkpoint import hubcalls
+
+    monkeypatch.setattr(hubcalls, "time", SimpleNamespace(sleep=lambda _s: None))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(SourceError, match=r"the Hub at `http://127\.0\.0\.1:9` is not reachable"):
+        open_source(REPO)
 
 
 def test_the_token_stays_with_the_hub(hub: FakeHub, published: Path):

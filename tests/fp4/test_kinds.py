@@ -371,7 +371,7 @@ def test_modelopt_mixed_is_decided_layer_by_layer(tmp_path: Path) -> None:
 
     source = Model("modelopt", **sizes).write(tmp_path / "source", change)
     shown = runs.invoke("marlin-fp4", source, "--out", tmp_path / "out", "--device", "cpu")
-    assert "1 layers of fp8 experts" in " ".join(shown.split())
+    assert "1 layer of fp8 experts" in " ".join(shown.split())
     kept = weights(tmp_path / "out")
     assert len([name for name in kept if f"{ONE}." in name]) == 18
     assert kept[f"{ONE}.1.up_proj.weight"] == ("F8_E4M3", b"\2" * 128 * 128)
