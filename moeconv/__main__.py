@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import os
 
 
 def main() -> None:
@@ -12,8 +13,9 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(130)
+        with contextlib.suppress(OSError):
+            os.write(2, b"interrupted\n")
+        os._exit(130)  # half imported, there is nothing to tidy up
 
 
 if __name__ == "__main__":

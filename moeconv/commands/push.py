@@ -32,6 +32,7 @@ from moeconv.publishing.publish import (
     unsent,
 )
 from moeconv.publishing.uploads import Book, Bound, Sent, Uploads
+from moeconv.shell import typed
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import Checkpoint
@@ -200,7 +201,7 @@ def _show(published: Published, *, as_json: bool) -> None:
             ("revision", published.revision),
             ("files", f"{published.files}, {report.size(published.nbytes)}"),
         ),
-        commands=[("next", f"moeconv verify {published.name}@{published.revision}")],
+        commands=[("next", f"moeconv verify {typed(f'{published.name}@{published.revision}')}")],
     )
 
 

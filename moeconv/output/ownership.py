@@ -26,11 +26,10 @@ def is_finished(root: Path, plan_id: str) -> bool:
 
 def is_begun(root: Path, plan_id: str) -> bool:
     """Return whether a directory holds an unfinished run of this very plan, which can go on."""
-    if (root / MANIFEST_NAME).exists():
-        return False
     try:
-        return (noted_plan(root) or {}).get("id") == plan_id
-    except OutputError:  # a note that nobody can read is of no plan
+        is_sealed = (root / MANIFEST_NAME).exists()
+        return not is_sealed and (noted_plan(root) or {}).get("id") == plan_id
+    except (OutputError, OSError):  # a note that nobody can read is of no plan
         return False
 
 
