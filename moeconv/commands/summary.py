@@ -45,7 +45,7 @@ class Prospect:
     travel
         What comes and goes over the network.
     is_done
-        It has been converted to there: nothing would be written.
+        It has been converted to there: nothing would be written, at most sent.
     """
 
     out: Path
@@ -90,7 +90,7 @@ def show_plan(plan: Plan, checkpoint: Checkpoint, prospect: Prospect, *, as_json
         ),
         to_stdout=True,
     )
-    if prospect.is_done:
+    if prospect.is_done and outlook is None:
         report.good(f"`{out}` is already converted with these options; nothing would be written")
         return
     report.note("nothing was written; without `--dry-run` the same command converts")
