@@ -46,8 +46,12 @@ def _root(
 
 
 def _check_arguments(said: list[str]) -> None:
-    """Refuse an empty argument: as a path, it would be the current directory."""
+    """Refuse an empty argument, as a path the current directory, and numbers in other digits."""
     for before, argument in pairwise(said):
+        number = argument.partition("=")[2] if argument.startswith("--") else argument
+        if number.isdecimal() and not number.isascii():
+            typer.echo(f"Error: `{number}` is no number here; write it with 0 to 9", err=True)
+            sys.exit(2)
         option = before if argument == "" else argument.removesuffix("=")
         if argument == "" or (argument.startswith("--") and option != argument):
             typer.echo(f"Error: the argument after `{option}` is empty", err=True)
