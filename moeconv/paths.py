@@ -20,6 +20,15 @@ def is_below(name: str) -> bool:
     return is_plain and is_inside and not PureWindowsPath(name).drive
 
 
+def is_text(name: str) -> bool:
+    """Say whether a name is UTF-8, so that notes and messages can hold it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_there(path: Path) -> bool:
     """Say whether a name is taken, by a broken link too; what cannot be looked at is not there."""
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -153,6 +154,55 @@ def test_a_work_folder_that_is_none(source, tmp_path, make):
     for more in ((), ("--overwrite",)):
         assert refusal("trtllm", source, "--out", out, *more)[0] == 5
     assert not list(away.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("out", "match"),
+    [
+        ("loop", "`.*loop` is a link that leads to nothing"),
+        ("loop/below", "`.*loop` is a link that leads to nothing"),
+        ("dangling", "`.*dangling` is a link that leads to nothing"),
+        ("dangling/below", "`.*dangling` is a link that leads to nothing"),
+        ("gone/../out", "goes up from `.*gone`, which is not a directory"),
+        (os.fsdecode(b"name-\xe9"), r"name-\\udce9` is not UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["trtllm", "restore", "dry run"])
+def test_an_output_that_leads_nowhere(source, converted, tmp_path, verb, out, match):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("gone")
+    before = sorted(tmp_path.rglob("*"))
+    words = {
+        "trtllm": ["trtllm", source],
+        "dry run": ["trtllm", source, "--dry-run"],
+        "restore": ["restore", converted],
+    }
+    code, said = refusal(*words[verb], "--out", tmp_path / out, "--device", "cpu")
+    assert code == 5
+    assert re.search(match, said)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("verb", ["trtllm", "restore"])
+def test_an_output_below_a_directory_that_was_removed(
+    source, converted, tmp_path, monkeypatch, verb
+):
+    (tmp_path / "removed").mkdir()
+    monkeypatch.chdir(tmp_path / "removed")
+    (tmp_path / "removed").rmdir()
+    _, said = refusal(verb, source if verb == "trtllm" else converted, "--out", "out")
+    assert "`out` is nowhere: the working directory was removed" in said
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_checkpoint_whose_path_is_no_text(source, tmp_path):
+    odd = source.rename(tmp_path / os.fsdecode(b"name-\xe9"))
+    (tmp_path / "link").symlink_to(odd)
+    for given in (odd, tmp_path / "link", tmp_path / os.fsdecode(b"gone\xe9")):
+        code, said = refusal("trtllm", given, "--out", tmp_path / "out")
+        assert code == 3
+        assert "is not UTF-8, and no manifest could name it" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_output_above_the_checkpoint_is_refused(source):

@@ -14,7 +14,7 @@ from moeconv.checkpoint.header import POINTER, read_header
 from moeconv.checkpoint.sidefiles import MANIFEST_NAME, find_side_files, warnings_of_pointers
 from moeconv.errors import SourceError, UnsupportedError
 from moeconv.openfiles import OpenFiles
-from moeconv.paths import open_regular, read_regular
+from moeconv.paths import is_text, open_regular, read_regular
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.origin import Span
@@ -83,6 +83,12 @@ def _state(path: Path) -> _State:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+def _check_text(path: str) -> None:
+    if not is_text(path):
+        message = f"`{ascii(path)[1:-1]}` is not UTF-8, and no manifest could name it"
+        raise SourceError(message, hint="rename it")
+
+
 def _check_same(path: Path, name: str, first: _State) -> None:
     if _state(path) != first:
         message = f"`{name}` changed while it was read"
@@ -126,14 +132,16 @@ class LocalOrigin:
         Raises
         ------
         SourceError
-            It is no directory.
+            It is no directory, or has a name that is no text.
         UnsupportedError
             It is converted, or on the way to it.
         """
+        _check_text(str(self.root))
         if not self.root.is_dir():
             message = f"`{self.root}` is not a directory"
             hint = "give one that holds `config.json`, or `org/name` for one on the Hub"
             raise SourceError(message, hint=hint)
+        _check_text(self.name)
         if (self.root / MANIFEST_NAME).exists():
             message = f"`{self.root}` is already converted: it holds `{MANIFEST_NAME}`"
             hint = "converting twice would scramble the weights; point at the original checkpoint"

@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 from moeconv.checkpoint.header import POINTER
 from moeconv.errors import SourceError
-from moeconv.paths import is_below, read_regular
+from moeconv.paths import is_below, is_text, read_regular
 
 MANIFEST_NAME: Final = "moeconv.json"
 WEIGHT_SUFFIXES: Final = (
@@ -92,7 +92,7 @@ def check_name(name: str) -> None:
     SourceError
         It is no text, not a name everywhere, or would lie where converted files go.
     """
-    if not name.isprintable() or not _is_text(name):
+    if not name.isprintable() or not is_text(name):
         _refuse(name, "has a name that is no printable text")
     if not is_below(name):
         _refuse(name, "has a name that leads elsewhere on Windows")
@@ -120,14 +120,6 @@ def _check_link(path: Path, top: Path) -> None:
     if not (found.is_relative_to(top) or is_blob):
         message = f"`{path}` of the checkpoint is a link to `{found}`, outside of it"
         raise SourceError(message, hint="put a copy in place of the link, if it belongs here")
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_pointer(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Final
 from moeconv.errors import OutputError
 from moeconv.output.durable import writing
 from moeconv.output.names import WORK_FOLDER
+from moeconv.paths import is_text
 
 _GIVE: Final = "give another `--out`"
 
@@ -75,9 +77,52 @@ def errors_below(root: Path) -> Iterator[None]:
 
 
 def existing(root: Path) -> Path:
-    """Return a directory, or the nearest one above that is there; links resolved."""
+    """Return a directory, or the nearest one above that is there; links resolved.
+
+    Raises
+    ------
+    OutputError
+        Nothing can be there: its path leads nowhere.
+    """
+    check_path(root)
     path = root.resolve()
     return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def check_path(root: Path) -> None:
+    """Refuse a path that leads nowhere, or that no note and no message can name.
+
+    Raises
+    ------
+    OutputError
+        It is no text, goes by a link to nothing or up from a folder that is not there, or cannot be
+        looked at.
+    """
+    if not is_text(str(root)):
+        message = f"`{ascii(str(root))[1:-1]}` is not UTF-8, and no message could name it"
+        raise OutputError(message, hint=_GIVE)
+    with writing(root):
+        if not root.is_absolute() and not _has_working_directory():
+            message = f"`{root}` is nowhere: the working directory was removed"
+            raise OutputError(message, hint="`cd` to a directory that is there")
+        for above in reversed((root, *root.parents)):
+            if above.is_symlink() and not above.exists():
+                message = f"`{above}` is a link that leads to nothing"
+                raise OutputError(
+                    message, hint="remove it, or make the directory it should lead to"
+                )
+        for above, below in itertools.pairwise(reversed((root, *root.parents))):
+            if below.name == ".." and not above.is_dir():
+                message = f"`{root}` goes up from `{above}`, which is not a directory"
+                raise OutputError(message, hint="give the path without the detour")
+
+
+def _has_working_directory() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def free_bytes(root: Path) -> int:

@@ -21,6 +21,7 @@ from moeconv.output.durable import GrowingFile, write_file
 from moeconv.output.files import Files
 from moeconv.output.manifest import Manifest
 from moeconv.output.names import WORK_FOLDER, kept_name
+from moeconv.output.place import check_path
 from moeconv.paths import is_below, sha256_of
 from moeconv.restoration.origin import checkpoint_again, plan_again
 from moeconv.restoration.proof import Proof
@@ -106,6 +107,7 @@ def restore(root: Path, kernels: Kernels, out: Path) -> Iterator[Moved | Restore
     """
     manifest = read_manifest(root)
     sidecar = _sidecar(root, manifest)
+    check_path(out)
     if out.resolve().is_relative_to(root.resolve()):
         message = f"`{out}` lies in the converted directory `{root}`"
         raise OutputError(message, hint="give an `--out` elsewhere")
