@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -85,6 +86,24 @@ def test_layers_are_a_part_of_the_experts_and_all_the_rest(make_checkpoint, tmp_
     manifest = json.loads((out / "moeconv.json").read_text())
     assert manifest["partial"] == "layers 1-1"
     assert [stack["layer"] for stack in manifest["stacks"]] == [1]
+
+
+def test_a_shard_that_cannot_be_so_small_is_warned_of(source, tmp_path):
+    out = runs.run(source, tmp_path / "out", Wanted(max_shard_bytes=1))
+    sizes = [path.stat().st_size for path in out.rglob("*.safetensors")]
+    least = max(path.stat().st_size for path in (out / "experts").iterdir())
+    (warning,) = runs.plan(source, Wanted(max_shard_bytes=1))[0].warnings
+    assert len(sizes) > 1
+    assert re.match(r"(\d+) of \1 shards are larger than 1 bytes", warning)
+    assert warning.endswith(f" {least} bytes is the least that holds each of them")
+    (warning,) = runs.plan(source, Wanted(max_shard_bytes=least - 1))[0].warnings
+    assert warning.startswith("8 of ")
+    assert not runs.plan(source, Wanted(max_shard_bytes=least))[0].warnings
+    for more in ((), ("--dry-run",)):
+        shown = runs.invoke(
+            "trtllm", source, "--out", tmp_path / "b", "--max-shard-size", "1", *more
+        )
+        assert f"{least} bytes is the least" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,12 @@ class Job:
         """Bytes of tensor data."""
         return sum(tensor.spec.nbytes for tensor in self.tensors)
 
+    @property
+    def is_least(self) -> bool:
+        """Whether it holds one expert or one tensor, which no shard holds in part."""
+        first = self.tensors[0]
+        return len(first.experts if isinstance(first, Converted) else self.tensors) == 1
+
     def arranged(self, plan_id: str) -> ShardLayout:
         """Return where everything in the shard goes."""
         specs = {tensor.name: tensor.spec for tensor in self.tensors}

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 DEFAULT_SHARD_BYTES: Final = 5_000_000_000
 
+_HEADER_BYTES: Final = 1 << 16
+"""More than the header takes of a shard with one expert or one tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -99,6 +102,8 @@ class Plan:
         How many tensors of experts outside these layers pass through.
     left_out
         How many source tensors of each part the layout has no use for, by part.
+    warnings
+        What is odd about the checkpoint, and what of the wishes cannot be kept.
     facts
         What a survey found of each stack and rank; `None` until it was made. Only then are the
         shards of the sidecar among the jobs.
@@ -207,7 +212,7 @@ def plan_for(checkpoint: Checkpoint, family: Family, experts: Experts, target: T
         extra_experts=len(experts.extra),
         left_out=_left_out(stacks, target),
         jobs=jobs,
-        warnings=(*checkpoint.warnings, *said),
+        warnings=(*checkpoint.warnings, *said, *_warnings_of_size(jobs, target, digest)),
     )
 
 
@@ -235,6 +240,18 @@ def _ranges(count: int, size: int, limit: int) -> Iterator[range]:
     each = -(-count // shards)
     for first in range(0, count, each):
         yield range(first, min(first + each, count))
+
+
+def _warnings_of_size(jobs: tuple[Job, ...], target: Target, plan_id: str) -> Iterator[str]:
+    """Yield a sentence on the shards that cannot be as small as they were to be."""
+    most = target.max_shard_bytes
+    least = [job for job in jobs if job.is_least and job.nbytes + _HEADER_BYTES > most]
+    over = [size for size in (job.arranged(plan_id).size for job in least) if size > most]
+    if over:
+        yield (
+            f"{len(over)} of {len(jobs)} shards are larger than {most} bytes, since no "
+            f"expert and no tensor is cut: {max(over)} bytes is the least that holds each of them"
+        )
 
 
 def _left_out(stacks: Iterable[Stack], target: Target) -> dict[str, int]:
