@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from moeconv.layouts.verbs import Kernels
 
 
-_GPU: Final = re.compile(r"cuda:(\d\d?|1[01]\d|12[0-7])", re.ASCII)
-"""Torch counts devices in seven bits."""
+_GPU: Final = re.compile(r"cuda:(0|[1-9]\d?|1[01]\d|12[0-7])", re.ASCII)
+"""Torch counts devices in seven bits, and takes no zero before a number."""
 
 _ENOUGH_CORES: Final = 8
 """So many do not miss a GPU, which takes seconds to start: docs/explanation/performance.md."""

@@ -49,6 +49,13 @@ def test_auto_is_the_cpu_where_no_driver_is(monkeypatch):
 
 
 @pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("device", ["3", "cuda:255", "cuda:300", "cuda:01", "cuda:²", "cuda:", ""])
+def test_what_torch_would_take_for_another_gpu_is_refused(device):
+    with pytest.raises(UnsupportedError, match="is none of auto, cpu, cuda and cuda:N"):
+        pick(device)
+
+
+@pytest.mark.usefixtures("gpus")
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(UnsupportedError, match=r"no device `cuda:2`: torch .* sees 2"):
