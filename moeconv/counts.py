@@ -26,5 +26,6 @@ def check_count(
     ):
         bounds = (("at least", least), ("at most", most))
         wanted = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
-        message = f"`{name}` is {value!r}, expected a whole number {wanted}".rstrip()
+        message = f"`{name}` is {value!r}, expected a whole number"
+        message += f" of {wanted}" if wanted else ""
         raise UnsupportedError(message)

@@ -97,7 +97,7 @@ def test_a_plan_goes_with_the_checkpoint_that_it_was_made_of(planned, tmp_path):
 )
 def test_what_is_no_number_of_ranks_or_bytes_is_refused(planned, wrong: dict[str, Any]):
     checkpoint, _ = planned
-    with pytest.raises(UnsupportedError, match="expected a whole number at least 1"):
+    with pytest.raises(UnsupportedError, match="expected a whole number of at least 1"):
         moeconv.make_plan(checkpoint, "trtllm-bf16", **wrong)
 
 
