@@ -314,3 +314,11 @@ def test_ctrl_c_during_imports_is_no_traceback():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_a_name_that_is_no_directory_without_a_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    done = runs.moeconv("inspect", "converetd", cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stdout.startswith("error: `converetd` is not a directory here")
+    assert "hint: is the directory spelt so?" in done.stdout
