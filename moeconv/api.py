@@ -16,6 +16,7 @@ from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest
+from moeconv.output.notes import Notes
 from moeconv.output.records import ShardRecord
 from moeconv.planning.experts import find_experts
 from moeconv.planning.identity import check_made_of
@@ -149,7 +150,7 @@ def convert(
     limits, kernels = limits or Limits(2), pick(device)
     budget_for(plan.jobs, limits.beside(limits.ahead_bytes(checkpoint)), kernels)
     root = Path(out)
-    kept = OutputDirectory.kept_facts(root, plan.id)
+    kept = Notes.facts_of(root, plan.id)
     if plan.facts is None and kept is not None:
         plan = settle(plan, checkpoint, known_facts(kept))
     if plan.facts is None:
@@ -160,7 +161,7 @@ def convert(
     if directory.finished:
         yield note_digests(directory, checkpoint.files)
         return
-    directory.keep_facts(facts_entries(known))
+    directory.notes.keep_facts(facts_entries(known))
     yield from run(plan, checkpoint, directory, kernels, limits)
 
 

@@ -25,6 +25,7 @@ from moeconv.kernels import pick
 from moeconv.output.codec import read_manifest
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest
+from moeconv.output.notes import Notes
 from moeconv.output.ownership import check_output, is_begun, is_finished
 from moeconv.output.place import check_apart, check_place, errors_below
 from moeconv.output.records import Asked, ShardRecord
@@ -102,7 +103,7 @@ def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
     if _is_done(decided, sink, options):
         return
     started_s = time.monotonic()
-    kept = OutputDirectory.kept_facts(out, plan.id) or sink.known_facts()
+    kept = Notes.facts_of(out, plan.id) or sink.known_facts()
     if kept is not None:
         plan = settle(plan, checkpoint, known_facts(kept))
     plan = surveyed(plan, checkpoint, options.max_lost_share)
@@ -129,10 +130,10 @@ def _fill(decided: _Decided, sink: Sink, options: Options, kernels: Kernels) -> 
     if options.overwrite and not overwrite:
         report.note(f"`{out}` holds an unfinished run of this very plan, which goes on")
     directory = OutputDirectory(out, plan.id, plan.identity, overwrite=overwrite)
-    directory.keep_facts(facts_entries(plan.facts or {}))
+    directory.notes.keep_facts(facts_entries(plan.facts or {}))
     origin = checkpoint.origin
     if origin.repo and origin.commit and checkpoint.asked:
-        directory.keep_asked(Asked(origin.repo, checkpoint.asked, origin.commit))
+        directory.notes.keep_asked(Asked(origin.repo, checkpoint.asked, origin.commit))
     if options.recheck:
         recheck(directory, [job.file for job in plan.jobs], "is done again")
     sink.adopt(directory, plan)

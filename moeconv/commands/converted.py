@@ -38,7 +38,7 @@ def run_seal(out: Path, *, rechecks: bool, as_json: bool) -> None:
         if directory.finished:
             recheck_finished(out)
         else:
-            files = [entry.path for entry in directory.draft().files]
+            files = [entry.path for entry in directory.notes.draft().files]
             recheck(directory, files, "has to be done again")
     with errors_below(out):
         manifest = seal(out)

@@ -23,7 +23,7 @@ from moeconv.errors import MoeconvError
 from moeconv.inspection.inspect import findings
 from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
-from moeconv.output.directory import OutputDirectory
+from moeconv.output.notes import Notes
 from moeconv.output.ownership import check_output, is_begun, is_finished
 from moeconv.output.place import check_apart, existing
 from moeconv.planning.acceptance import check_engines
@@ -92,7 +92,7 @@ def preview(options: Options, wish: Wish) -> None:
 
 def began_with(checkpoint: Checkpoint, out: Path, options: Options) -> Options | None:
     """Return the options with which a run goes on whose branch has moved since it began."""
-    began = OutputDirectory.kept_asked(out)
+    began = Notes.asked_of(out)
     source = None if options.overwrite else pinned(checkpoint, began)
     if source is None:
         return None

@@ -111,7 +111,7 @@ def _convert(
 ) -> Iterator[Moved | ShardRecord]:
     """Do every job that is left of this process's share, then seal if it is all of them."""
     made = draft(plan, checkpoint)
-    directory.keep_draft(made)
+    directory.notes.keep_draft(made)
     run = _Run(kernels.device, kernels.name, limits.workers)
     records: dict[str, ShardRecord] = {}
     ahead_bytes = limits.ahead_bytes(checkpoint)
@@ -140,7 +140,7 @@ def _convert(
         if directory.is_sealed():
             return  # somebody joined the shares as soon as the last record was there
         directory.copy_side_files(checkpoint.origin.chunks, checkpoint.side_files)
-        directory.add_run(limits.share.label.replace("/", "-of-"), run.entry())
+        directory.notes.add_run(limits.share.label.replace("/", "-of-"), run.entry())
         return
     with directory.sealing() as is_mine:
         if is_mine:

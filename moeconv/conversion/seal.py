@@ -30,7 +30,7 @@ def seal(out: Path) -> Manifest:
     directory = OutputDirectory.begun(out)
     if directory.finished:
         return directory.manifest()
-    draft = directory.draft()
+    draft = directory.notes.draft()
     found: list[ShardRecord] = []
     missing: list[str] = []
     for number, entry in enumerate(draft.files):
@@ -52,6 +52,6 @@ def seal(out: Path) -> Manifest:
                 message = f"`{out}` lacks `{absent[0]}`, a small file of the checkpoint"
                 raise OutputError(message, hint="copy it there from the checkpoint")
             side = [directory.file_entry(name) for name in names]
-            directory.seal(complete(draft, found, side, together(directory.runs())))
+            directory.seal(complete(draft, found, side, together(directory.notes.runs())))
     directory.clean()
     return directory.manifest()

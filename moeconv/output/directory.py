@@ -21,13 +21,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
-from moeconv.errors import OutputError, SourceError, VerifyError
+from moeconv.errors import OutputError, SourceError
 from moeconv.output.codec import (
-    MOST_BYTES,
-    check_names,
-    decode,
     encode,
     encode_sealed,
     read_manifest,
@@ -35,8 +32,9 @@ from moeconv.output.codec import (
 )
 from moeconv.output.durable import write_file, writing
 from moeconv.output.locks import Locks
-from moeconv.output.manifest import FactsEntry, FileEntry, Manifest, RunEntry
+from moeconv.output.manifest import FileEntry, Manifest
 from moeconv.output.names import MANIFEST_NAME, WORK_FOLDER, kept_name
+from moeconv.output.notes import Notes
 from moeconv.output.ownership import (
     SEE_TO,
     check_begun,
@@ -47,20 +45,12 @@ from moeconv.output.ownership import (
     noted_plan,
 )
 from moeconv.output.place import check_place
-from moeconv.output.records import UPLOADED, Asked, KeptFacts, KeptRecord, ShardRecord
+from moeconv.output.records import UPLOADED, KeptRecord, ShardRecord
 from moeconv.output.removal import remove
 from moeconv.output.shard import is_of_plan
-from moeconv.paths import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_CHUNK_BYTES: Final = 1 << 20
-_ASKED: Final = "asked.json"
-_FACTS: Final = "facts.json"
-_DRAFT: Final = "draft.json"
-
-_T = TypeVar("_T")
 
 
 class OutputDirectory:
@@ -77,6 +67,8 @@ class OutputDirectory:
 
     Attributes
     ----------
+    notes
+        What processes of the plan tell each other.
     is_published
         A shard whose record says that it is on the Hub need not be here.
 
@@ -94,6 +86,7 @@ class OutputDirectory:
         self.is_published = False
         self._plan_id = plan_id
         self._work, self._locks = root / WORK_FOLDER, Locks(root)
+        self.notes = Notes(root, plan_id)
         if overwrite and not is_begun(root, plan_id):
             remove(root, identity.get("side files", "").splitlines())
         check_plan(root, plan_id, identity)
@@ -164,51 +157,6 @@ class OutputDirectory:
                 (self._work / "records" / f"{number}.json").unlink()
         return True
 
-    def keep_facts(self, facts: tuple[FactsEntry, ...]) -> None:
-        """Note what a survey found, for the next process of this plan."""
-        self._note(self._work / _FACTS, encode(KeptFacts(self._plan_id, facts)))
-
-    @staticmethod
-    def kept_facts(root: Path, plan_id: str) -> tuple[FactsEntry, ...] | None:
-        """Return what a survey found in an earlier run of a plan, if it is there."""
-        kept = read_note(root / WORK_FOLDER / _FACTS, KeptFacts)
-        return kept.facts if kept and kept.plan_id == plan_id else None
-
-    def keep_asked(self, asked: Asked) -> None:
-        """Note what a run is made from, if it is the first here."""
-        if not (self._work / _ASKED).exists():
-            self._note(self._work / _ASKED, encode(asked))
-
-    @staticmethod
-    def kept_asked(root: Path) -> Asked | None:
-        """Return what an unfinished run is made from, where that is a repository of the Hub."""
-        return read_note(root / WORK_FOLDER / _ASKED, Asked)
-
-    def keep_draft(self, draft: Manifest) -> None:
-        """Note what the manifest will say but for digests, for whoever seals."""
-        self._note(self._work / _DRAFT, encode(draft))
-
-    def draft(self) -> Manifest:
-        """Return that note.
-
-        Raises
-        ------
-        VerifyError
-            It is not there or broken.
-        """
-        draft = self._noted(_DRAFT, Manifest)
-        check_names(draft)
-        return draft
-
-    def add_run(self, name: str, run: RunEntry) -> None:
-        """Note how a share of the work went."""
-        self._note(self._work / "runs" / f"{name}.json", encode(run))
-
-    def runs(self) -> list[RunEntry]:
-        """Return how the shares went that were noted."""
-        paths = sorted((self._work / "runs").glob("*.json"))
-        return [self._noted(f"runs/{path.name}", RunEntry) for path in paths]
-
     def add_record(self, number: int, record: ShardRecord) -> None:
         """Note that a job is done; its shard must be durable by now."""
         kept = KeptRecord(self._plan_id, record)
@@ -274,25 +222,8 @@ class OutputDirectory:
                 if not self.is_sealed():  # another process has sealed, with these files in place
                     raise
 
-    def _noted(self, name: str, kind: type[_T]) -> _T:
-        path, what = self._work / name, f"{WORK_FOLDER}/{name}"
-        try:
-            data = read_regular(path, MOST_BYTES)
-        except OSError as error:
-            message = f"`{what}` cannot be read: {error.strerror}"
-            raise VerifyError(message) from error
-        return decode(data, kind, what)
-
     def _write(self, path: Path, data: bytes) -> None:
         write_file(path, (data,), self._work / "tmp")
-
-    def _note(self, path: Path, data: bytes) -> None:
-        """Write what nobody needs any more where another process has sealed meanwhile."""
-        try:
-            self._write(path, data)
-        except OutputError:
-            if not self.is_sealed():
-                raise
 
     def _check_still_ours(self) -> None:
         """Refuse to go on where somebody emptied the directory, or gave it another plan."""
