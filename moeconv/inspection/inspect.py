@@ -52,7 +52,7 @@ def inspect_source(source: str, family_name: str | None = None) -> Inspection:
         root = Path(source)
         if is_there(root / MANIFEST_NAME):
             manifest, config = read_manifest(root), read_config(root)
-            return _converted(_Place(source, root.resolve().name, source), manifest, config)
+            return _converted(_Place(source, root.resolve().name, typed(source)), manifest, config)
         found = find_source(source)
         if found.is_converted:
             origin = found.origin
@@ -224,7 +224,7 @@ def _engine(answer: Answer, start: str | None = None) -> EngineSight:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a converted model is, what it is called, and what an engine is to load."""
+    """Where a converted model is, what it is called, and what is typed for an engine to load it."""
 
     where: str
     name: str
@@ -282,7 +282,7 @@ def _converted(place: _Place, manifest: Manifest, config: Mapping[str, Json]) ->
 
 
 def loaders(
-    where: Path | str, manifest: Manifest, config: Mapping[str, Json]
+    typed_name: str, manifest: Manifest, config: Mapping[str, Json]
 ) -> Iterator[EngineSight]:
     """Yield who loads a converted directory, or repository, and how it is started."""
     family = next((it for it in FAMILIES if it.name == manifest.source.family), None)
@@ -292,10 +292,8 @@ def loaders(
     kinds = dict.fromkeys(_entry_kind(stack) for stack in manifest.stacks)
     model = model_of(family, config, kinds, (weight.name for weight in manifest.weights))
     for answer in answers(layout, model):
-        start = (
-            None if answer.word == "no" or manifest.partial else start_command(answer.engine, where)
-        )
-        yield _engine(answer, start)
+        is_served = answer.word != "no" and not manifest.partial
+        yield _engine(answer, start_command(answer.engine, typed_name) if is_served else None)
 
 
 def _entry_kind(stack: StackEntry) -> Kind:

@@ -222,16 +222,19 @@ def make_command(layout: Layout) -> str:
     return f"{layout.command} --engine sglang" if is_other else layout.command
 
 
-def start_command(engine: Engine, out: Path | str) -> str | None:
-    """Return the command that serves a directory or repository; `None` for an unknown engine."""
+def start_command(engine: Engine, model: str) -> str | None:
+    """Return the command that serves a model; `None` for an unknown engine.
+
+    `model` is as it is typed: a directory, or a repository and its revision.
+    """
     command = _START.get(engine.name)
-    return command and command.format(out=typed(out), flags=engine.backend)
+    return command and command.format(out=model, flags=engine.backend)
 
 
 def start_commands(layout: Layout, model: Model, out: Path) -> tuple[str, ...]:
     """Return the commands of the engines that take a model in this layout."""
     takers = (answer.engine for answer in answers(layout, model) if answer.word != "no")
-    return tuple(filter(None, (start_command(engine, out) for engine in takers)))
+    return tuple(filter(None, (start_command(engine, typed(out)) for engine in takers)))
 
 
 def _answer(layout: Layout, engine: Engine, model: Model) -> Answer:
