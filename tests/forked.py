@@ -18,9 +18,11 @@ _IMPORTED: Final = (
     "pytest.__main__",
     "tests.forked",
     "moeconv.cli",
-    "moeconv.commands.convert",
-    "moeconv.commands.converted",
+    "moeconv.commands.preview",
+    "moeconv.commands.summary",
+    "moeconv.conversion.convert",
     "moeconv.kernels.marlin_numba",
+    "moeconv.verification.verify",
 )
 """Nothing of this reads the environment that a test sets: the Hub's library is not among them."""
 
@@ -57,6 +59,9 @@ def _main(
         os.close(opened)
     sys.stdout = sys.__stdout__ = _text(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _text(2)  # type: ignore[misc]
+    if "huggingface_hub" in sys.modules:
+        message = "the Hub's library has read the environment of another test"
+        raise AssertionError(message)
     sys.argv = ["moeconv", *args]
     from moeconv.cli import main
 
