@@ -307,6 +307,7 @@ def test_odd_shells(shell, code, said):
 def test_ctrl_c_during_imports_is_no_traceback():
     code = (
         "import signal, sys; from moeconv.__main__ import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in the background
         "class Pressed:\n"
         "    def find_spec(self, name, *_):\n"
         "        if name == 'typer': signal.raise_signal(signal.SIGINT)\n"
