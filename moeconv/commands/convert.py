@@ -13,8 +13,8 @@ from moeconv import report
 from moeconv.checkpoint.hashing import hashed
 from moeconv.commands.options import Options
 from moeconv.commands.preview import began_with, surveyed, target_of
-from moeconv.commands.push import Sink, sink_for
 from moeconv.commands.recheck import recheck, recheck_finished
+from moeconv.commands.sink import Sink, sink_for
 from moeconv.commands.space import check_space, needed_bytes, telling_what_is_missing
 from moeconv.commands.summary import Finished, show_result
 from moeconv.conversion.budget import budget_for
@@ -26,7 +26,7 @@ from moeconv.output.codec import read_manifest
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.manifest import Manifest
 from moeconv.output.notes import Notes
-from moeconv.output.ownership import check_output, is_begun, is_finished
+from moeconv.output.ownership import check_output, is_finished, replaces
 from moeconv.output.place import check_apart, check_place, errors_below
 from moeconv.output.records import Asked, ShardRecord
 from moeconv.planning.acceptance import check_engines, start_commands
@@ -36,7 +36,7 @@ from moeconv.planning.recognition import pick_family
 from moeconv.planning.sidecar import settle
 from moeconv.planning.target import Wish, choose_layout, out_name
 from moeconv.planning.traits import kinds_of, model_of
-from moeconv.publishing.uploads import Sent
+from moeconv.publishing.sent import Sent
 from moeconv.shell import typed
 from moeconv.sourcing import is_local, open_source
 from moeconv.verification.structure import check_files
@@ -123,7 +123,7 @@ def _convert(decided: _Decided, options: Options, kernels: Kernels) -> None:
 def _fill(decided: _Decided, sink: Sink, options: Options, kernels: Kernels) -> Manifest | None:
     """Convert, as far as it was asked for; the manifest where that is all of it."""
     checkpoint, plan, out = decided.checkpoint, decided.plan, decided.out
-    overwrite = options.overwrite and not is_begun(out, plan.id)
+    overwrite = replaces(out, plan.id, overwrite=options.overwrite)
     check_output(out, plan.id, plan.identity, overwrite=overwrite)
     jobs, most = options.own_jobs(plan), options.max_disk_bytes
     check_space(out, jobs, overwrite=overwrite, most_bytes=most)

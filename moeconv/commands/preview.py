@@ -24,7 +24,7 @@ from moeconv.inspection.inspect import findings
 from moeconv.kernels import pick
 from moeconv.layouts.fingerprint import fingerprint
 from moeconv.output.notes import Notes
-from moeconv.output.ownership import check_output, is_begun, is_finished
+from moeconv.output.ownership import check_output, is_finished, replaces
 from moeconv.output.place import check_apart, existing
 from moeconv.planning.acceptance import check_engines
 from moeconv.planning.experts import look_for_experts
@@ -156,7 +156,7 @@ def _warn(*warnings: str) -> None:
 def _obstacles(plan: Plan, out: Path, options: Options, kernels: Kernels) -> list[MoeconvError]:
     """Return what this machine has against a plan: memory, the output directory, disk space."""
     problems: list[MoeconvError] = []
-    overwrite = options.overwrite and not is_begun(out, plan.id)
+    overwrite = replaces(out, plan.id, overwrite=options.overwrite)
     with _noting(problems):
         budget_for(plan.jobs, options.limits, kernels)
     with _noting(problems):

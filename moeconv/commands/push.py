@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from moeconv import report
 from moeconv.checkpoint.index import read_config
@@ -31,7 +31,8 @@ from moeconv.publishing.publish import (
     share_facts,
     unsent,
 )
-from moeconv.publishing.uploads import Book, Bound, Sent, Uploads
+from moeconv.publishing.sent import Sent
+from moeconv.publishing.uploads import Book, Bound, Uploads
 from moeconv.shell import typed
 
 if TYPE_CHECKING:
@@ -42,30 +43,6 @@ if TYPE_CHECKING:
     from moeconv.planning.plan import Plan
 
 _T = TypeVar("_T")
-
-
-class Keep:
-    """What a conversion that stays here has to do beside converting: nothing."""
-
-    def is_there(self, checkpoint: Checkpoint) -> bool:
-        """Nothing is anywhere else."""
-        del checkpoint
-        return False
-
-    def known_facts(self) -> tuple[FactsEntry, ...] | None:
-        """Nobody has looked at the scales anywhere else."""
-        return None
-
-    def adopt(self, directory: OutputDirectory, plan: Plan) -> None:
-        """Nothing was done anywhere else."""
-
-    def along(self, directory: OutputDirectory, events: Iterable[_T]) -> Iterable[_T]:
-        """Return the events of the conversion."""
-        del directory
-        return events
-
-    def finish(self, manifest: Manifest) -> None:
-        """Leave it where it is."""
 
 
 class Push:
@@ -156,23 +133,6 @@ class Push:
         """Make the sealed conversion appear."""
         with alone(self._out):
             _show(_finish(self._repository, self._out, manifest), as_json=self._as_json)
-
-
-Sink: TypeAlias = Keep | Push
-
-
-def sink_for(options: Options, plan: Plan, out: Path) -> Sink:
-    """Return what is to be done beside converting.
-
-    Raises
-    ------
-    OutputError
-        The disk may not be so full as it would be.
-    """
-    if options.destination is not None:
-        return Push(options, options.destination, plan, out)
-    check_bound(plan, options.max_disk_bytes, is_pushed=False)
-    return Keep()
 
 
 def run_push(root: Path, destination: Destination, *, dry_run: bool, as_json: bool) -> None:

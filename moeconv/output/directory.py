@@ -41,8 +41,8 @@ from moeconv.output.ownership import (
     check_directory,
     check_ours,
     check_plan,
-    is_begun,
     noted_plan,
+    replaces,
 )
 from moeconv.output.place import check_place
 from moeconv.output.records import UPLOADED, KeptRecord, ShardRecord
@@ -87,7 +87,7 @@ class OutputDirectory:
         self._plan_id = plan_id
         self._work, self._locks = root / WORK_FOLDER, Locks(root)
         self.notes = Notes(root, plan_id)
-        if overwrite and not is_begun(root, plan_id):
+        if replaces(root, plan_id, overwrite=overwrite):
             remove(root, identity.get("side files", "").splitlines())
         check_plan(root, plan_id, identity)
         self.finished = self.is_sealed() or not self._joins(identity)

@@ -33,6 +33,11 @@ def is_begun(root: Path, plan_id: str) -> bool:
         return False
 
 
+def replaces(root: Path, plan_id: str, *, overwrite: bool) -> bool:
+    """Say whether `--overwrite` replaces what is there; an unfinished run of the plan goes on."""
+    return overwrite and not is_begun(root, plan_id)
+
+
 def check_output(
     root: Path, plan_id: str, identity: Mapping[str, str], *, overwrite: bool = False
 ) -> None:
@@ -44,7 +49,7 @@ def check_output(
         It cannot be written, is not empty and not moeconv's, or holds another plan.
     """
     check_place(root)
-    if overwrite and not is_begun(root, plan_id):
+    if replaces(root, plan_id, overwrite=overwrite):
         check_removable(root, identity.get("side files", "").splitlines())
         return
     check_plan(root, plan_id, identity)

@@ -19,7 +19,8 @@ from moeconv.output.manifest import FactsEntry, FileEntry, Manifest
 from moeconv.output.names import MANIFEST_NAME
 from moeconv.output.records import UPLOADED, WRITTEN, KeptFacts, ShardRecord
 from moeconv.output.tree import Held, holds
-from moeconv.publishing.uploads import RECORDS, Sent, Uploads
+from moeconv.publishing.sent import Sent
+from moeconv.publishing.uploads import RECORDS, Uploads
 
 if TYPE_CHECKING:
     from moeconv.output.directory import OutputDirectory

@@ -8,7 +8,6 @@ while the next one would not fit.
 
 from __future__ import annotations
 
-import hashlib
 import queue
 import threading
 import time
@@ -24,6 +23,8 @@ from moeconv.output.durable import writing
 from moeconv.output.hub import addition
 from moeconv.output.records import UPLOADED, ShardRecord
 from moeconv.output.tree import holds
+from moeconv.paths import sha256_of
+from moeconv.publishing.sent import Sent
 
 if TYPE_CHECKING:
     from moeconv.output.directory import OutputDirectory
@@ -36,13 +37,6 @@ RECORDS: Final = ".moeconv/records"
 _COMMIT_EVERY_S: Final = 30.0
 _POLL_S: Final = 0.2
 _LAST_WORDS_S: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """So many bytes of shards are on the Hub now."""
-
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +212,7 @@ class Uploads:
 
 
 def _check_digest(path: Path, shard: ShardRecord) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = sha256_of(path)
     if found != shard.sha256:
         message = f"`{path}` is damaged: expected SHA-256 {shard.sha256}, found {found}"
         raise VerifyError(message, hint="nothing was published; convert again, or copy it again")
