@@ -110,8 +110,19 @@ def read_manifest(root: Path) -> Manifest:
     VerifyError
         It is broken or of a later format.
     """
+    return parse_manifest(manifest_bytes(root))
+
+
+def manifest_bytes(root: Path) -> bytes:
+    """Return the manifest of a converted directory as it is written.
+
+    Raises
+    ------
+    SourceError
+        There is none: the directory is not converted, or not finished.
+    """
     try:
-        data = read_regular(root / MANIFEST_NAME, MOST_BYTES)
+        return read_regular(root / MANIFEST_NAME, MOST_BYTES)
     except FileNotFoundError:
         hint = "is this a converted directory?"
         if (root / ".moeconv").is_dir():
@@ -126,7 +137,6 @@ def read_manifest(root: Path) -> Manifest:
     except OSError as error:
         message = f"`{root / MANIFEST_NAME}` cannot be read: {error.strerror}"
         raise SourceError(message) from error
-    return parse_manifest(data)
 
 
 def parse_manifest(data: bytes) -> Manifest:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from moeconv.conversion.pipeline import Moved
-from moeconv.output.codec import check_unchanged, read_manifest
+from moeconv.output.codec import check_unchanged, manifest_bytes, parse_manifest
 from moeconv.output.files import Files
 from moeconv.output.manifest import Manifest
-from moeconv.output.names import MANIFEST_NAME
 from moeconv.restoration.inverse import Lost, compare_with_source
 from moeconv.restoration.witness import Witnessed
 from moeconv.verification.digests import Subset, check_digests
@@ -91,8 +90,9 @@ def verify(
     VerifyError
         Something differs.
     """
-    manifest = read_manifest(root)
-    check_unchanged((root / MANIFEST_NAME).read_bytes())
+    data = manifest_bytes(root)
+    manifest = parse_manifest(data)
+    check_unchanged(data)
     others = check_structure(root, manifest)
     digests = sources = 0
     lost, witnessed = Counter[str](), Counter[str | None]()
