@@ -46,6 +46,12 @@ WHOLE = Share()
 _MOST_SHARES: Final = 999_999
 
 
+def parse_part(text: str) -> tuple[int, int]:
+    """Read `2/4`: which part, from 1 on, of how many; 0 of 0 where it does not say so."""
+    match = re.fullmatch(r"(\d{1,18})/(\d{1,18})", text.strip(), re.ASCII)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
 def parse_share(text: str) -> Share:
     """Read `2/4`, the second of four.
 
@@ -54,8 +60,7 @@ def parse_share(text: str) -> Share:
     ValueError
         It is no part of a whole.
     """
-    match = re.fullmatch(r"(\d{1,18})/(\d{1,18})", text.strip(), re.ASCII)
-    index, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    index, count = parse_part(text)
     if count > _MOST_SHARES:
         message = f"{text!r} is of more than {_MOST_SHARES} shares"
         raise ValueError(message)

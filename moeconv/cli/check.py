@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from moeconv.cli.options import EXIT_CODES
+from moeconv.share import parse_part
 
 if TYPE_CHECKING:
     from moeconv.verification.digests import Subset
 
 commands = typer.Typer()
 
+_MOST_PARTS: Final = 999_999_999
+
 
 def _subset(text: str) -> Subset:
     """Parse `2/5`; digests are imported when they are needed."""
     from moeconv.verification.digests import Subset
 
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip(), re.ASCII)
-    if match is None or not 1 <= int(match.group(1)) <= int(match.group(2)):
+    part, of = parse_part(text)
+    if not 1 <= part <= of <= _MOST_PARTS:
         message = f"{text!r} is no part; write it as 1/5"
         raise typer.BadParameter(message)
-    return Subset(int(match.group(1)), int(match.group(2)))
+    return Subset(part, of)
 
 
 @commands.command(
