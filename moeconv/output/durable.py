@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moeconv.tensors import Bytes
 
 DIRECT_ALIGNMENT: Final = 4096
-_TODO: Final = {
+_ADVICE: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make space"),
     **dict.fromkeys((errno.EIO, errno.ENXIO, errno.ENODEV), "look after the disk"),
     **dict.fromkeys((errno.ENOENT, errno.ENOTCONN, errno.ESTALE), "see that the disk is mounted"),
@@ -137,8 +137,9 @@ class writing:  # noqa: N801  (reads as a verb where it is used)
     ) -> None:
         if not isinstance(error, OSError):
             return
-        todo = _TODO.get(error.errno or 0)
-        hint = f"{todo}, and run the same command again; finished shards are kept" if todo else None
+        advice = _ADVICE.get(error.errno or 0)
+        again = "and run the same command again; finished shards are kept"
+        hint = f"{advice}, {again}" if advice else None
         message = f"`{self._path}` cannot be written: {error.strerror}"
         raise OutputError(message, hint=hint) from error
 
