@@ -11,7 +11,7 @@ from moeconv import report
 from moeconv.checkpoint.index import read_config
 from moeconv.commands.space import check_bound
 from moeconv.commands.travel import push_facts, push_rows
-from moeconv.inspection.inspect import loaders
+from moeconv.inspection.converted import loaders
 from moeconv.output.alone import alone
 from moeconv.output.card import Serving, carried, write_card
 from moeconv.output.codec import read_manifest

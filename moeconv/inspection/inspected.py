@@ -10,6 +10,7 @@ from moeconv.errors import UnsupportedError
 from moeconv.planning.acceptance import Word
 
 if TYPE_CHECKING:
+    from moeconv.planning.acceptance import Answer
     from moeconv.planning.traits import Kind
 
 
@@ -273,3 +274,23 @@ def _ranges(numbers: list[int]) -> str:
         else:
             parts.append([number])
     return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def engine_sight(answer: Answer, start: str | None = None) -> EngineSight:
+    """Return what an engine says to a model, and how it is started on it."""
+    engine = answer.engine
+    return EngineSight(
+        engine=engine.name,
+        versions=engine.versions,
+        flags=engine.backend,
+        answer=answer.word,
+        reasons=answer.reasons,
+        needs=answer.needs,
+        start=start,
+    )
+
+
+def common_sizes(sizes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the sizes that all have."""
+    every = list(map(set, sizes))
+    return tuple(sorted(set[int].intersection(*every))) if every else ()
