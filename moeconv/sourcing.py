@@ -115,6 +115,11 @@ def pinned(checkpoint: Checkpoint, begun: Asked | None) -> str | None:
     return None if begun.commit == origin.commit else f"{begun.repo}@{begun.commit}"
 
 
+def is_repository(name: str) -> bool:
+    """Say whether what is converted could be a repository, `org/name` or `org/name@revision`."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@[^\s@]+)?", name, re.ASCII) is not None
+
+
 def is_local(source: str) -> bool:
     """Say whether a source is something on this machine, be it fit to be opened or not."""
     try:

@@ -16,12 +16,11 @@ from moeconv.kernels import pick
 from moeconv.output.codec import read_manifest
 from moeconv.output.directory import OutputDirectory
 from moeconv.output.place import errors_below
-from moeconv.output.remote import RemoteModel, is_repository
 from moeconv.restoration.restore import Restored, bytes_to_restore, restore
 from moeconv.serving import open_converted
 from moeconv.shell import typed
+from moeconv.sourcing import is_repository
 from moeconv.verification.digests import Subset
-from moeconv.verification.remote import compare_source, verify_remote
 from moeconv.verification.verify import Verified, bytes_to_move, verify
 
 if TYPE_CHECKING:
@@ -82,6 +81,9 @@ def _opened(
         if source is not None:
             message = f"`{where}` is on the Hub, and is not compared with a checkpoint from here"
             raise UnsupportedError(message, hint="`hf download` it, then compare the copy")
+        from moeconv.output.remote import RemoteModel
+        from moeconv.verification.remote import verify_remote
+
         model = RemoteModel(where)
         name = f"{model.name}@{model.commit}"
         return name, model.manifest, verify_remote(model, read_data=read_data)
@@ -152,6 +154,9 @@ def _digests(equal: int, subset: Subset | None) -> str:
 
 def run_compare_source(where: str, *, as_json: bool) -> None:
     """Compare the digests of the source that are kept with those that the Hub has of it."""
+    from moeconv.output.remote import RemoteModel
+    from moeconv.verification.remote import compare_source
+
     is_here = Path(where).exists() or not is_repository(where)
     manifest = read_manifest(Path(where)) if is_here else RemoteModel(where).manifest
     count, source = compare_source(manifest), manifest.source

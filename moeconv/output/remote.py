@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http
-import re
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -26,11 +25,6 @@ _SIGNATURE_IS_OLD: Final = {
     for status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN)
 }
 """Asked for again, the Hub signs a new one."""
-
-
-def is_repository(name: str) -> bool:
-    """Say whether a name could be that of a repository, `org/name` or `org/name@revision`."""
-    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@[^\s@]+)?", name, re.ASCII) is not None
 
 
 class RemoteModel:

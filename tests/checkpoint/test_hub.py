@@ -373,16 +373,19 @@ def test_an_absent_directory_is_no_repository():
         open_source("./nowhere/at/all")
 
 
-@pytest.mark.parametrize("args", [("inspect",), ("trtllm", "--dry-run"), ("trtllm",)])
-def test_what_stays_here_goes_without_the_library(
-    source: Path, tmp_path: Path, args: tuple[str, ...]
-):
+def test_what_stays_here_goes_without_the_library(source: Path, tmp_path: Path):
+    out, back = str(tmp_path / "out"), str(tmp_path / "back")
+    convert = ["trtllm", str(source), "--out", out, "--device", "cpu"]
+    check = [["verify", out, "--read-data"], ["rank", out], ["seal", out]]
+    restore = ["restore", out, "--out", back, "--device", "cpu"]
     code = (
-        "import sys; from moeconv.cli import main\n"
-        "try: main()\nexcept SystemExit: pass\n"
-        "assert not {'huggingface_hub', 'torch'} & set(sys.modules)"
+        "import sys; from moeconv.cli import app\n"
+        "for line in map(eval, sys.argv[1:]):\n"
+        "    try: app(line, standalone_mode=False)\n"
+        "    except SystemExit as end: assert not end.code, line\n"
+        "    assert not {'huggingface_hub', 'torch'} & set(sys.modules), line"
     )
-    out = ["--out", str(tmp_path / "out"), "--device", "cpu"] if "trtllm" in args else []
-    command = [sys.executable, "-c", code, *args, str(source), *out]
+    lines = (["inspect", str(source)], [*convert, "--dry-run"], convert, *check, restore)
+    command = [sys.executable, "-c", code, *map(repr, lines)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
