@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes.util
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from typer.main import get_command
 
 from moeconv.kernels.cpu import CpuKernels
 from tests import runs
@@ -43,6 +44,18 @@ settings.load_profile("moeconv")
 
 def pytest_unconfigure() -> None:
     ORIGINS.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ask_once() -> Iterator[None]:
+    """Keep two answers that are the same each time, and take longer than many a test.
+
+    Three processes look for a library; and what a command line may say is made of signatures.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ctypes.util.find_library", cache(ctypes.util.find_library))
+        patch.setattr("typer.testing._get_command", cache(get_command))
+        yield
 
 
 @pytest.fixture

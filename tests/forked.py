@@ -16,13 +16,13 @@ from typing import Final
 
 _IMPORTED: Final = (
     "pytest.__main__",
+    "pydantic.type_adapter",
     "tests.forked",
     "moeconv.cli",
-    "moeconv.commands.preview",
-    "moeconv.commands.summary",
-    "moeconv.conversion.convert",
+    "moeconv.commands.convert",
+    "moeconv.commands.converted",
+    "moeconv.commands.inspect",
     "moeconv.kernels.marlin_numba",
-    "moeconv.verification.verify",
 )
 """Nothing of this reads the environment that a test sets: the Hub's library is not among them."""
 
