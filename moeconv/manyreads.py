@@ -1,4 +1,4 @@
-"""Many small reads in one call, compiled. Imported where they are many: numba takes its time.
+"""Many reads in one call, compiled. Imported where they are many: numba takes its time.
 
 A checkpoint of FP4 experts has thousands of small tensors a gigabyte. A thread that reads one gives
 the interpreter's lock up, and waits for it again behind all others.
@@ -13,9 +13,8 @@ from numba import njit, types
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
+    from moeconv.rows import Numbers
 
-    Numbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
     Fill: TypeAlias = Callable[[int, Numbers, Numbers, Numbers], int]
 
 pread: Callable[[int, int, int, int], int] = types.ExternalFunction(

@@ -6,18 +6,18 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-import numpy as np
-
 from moeconv.paths import open_regular
+from moeconv.rows import MANY, row_addresses, row_count, row_sizes
 
 if TYPE_CHECKING:
     from moeconv.manyreads import Fill
+    from moeconv.rows import Numbers, Tables
     from moeconv.tensors import Bytes
 
 _ADVICE: Final = 4 << 20
@@ -26,10 +26,6 @@ _ADVICE: Final = 4 << 20
 
 _MOST_OPEN: Final = 24
 """Checkpoints have thousands of shards, and a process may have as few as 64 files open."""
-
-
-_MANY: Final = 8
-"""So many ranges are worth one call: threads that hand the interpreter on each time are slow."""
 
 
 @functools.cache
@@ -104,8 +100,8 @@ class OpenFiles:
             self.bytes_read += done
         return done
 
-    def read_together(self, file: str, ranges: Sequence[tuple[int, Bytes]]) -> int:
-        """Fill buffers (contiguous bytes) from offsets on, in one call where they are many.
+    def read_rows(self, file: str, begins: Numbers, tables: Tables) -> int:
+        """Fill rows from an offset each, in one call where they are many.
 
         Returns how many were filled, from the first on; whoever asks reads the rest by
         `read_range`, which tells of trouble.
@@ -115,20 +111,14 @@ class OpenFiles:
         OSError
             The file cannot be opened.
         """
-        fill = fill_loop() if len(ranges) >= _MANY else None
-        if fill is None:
+        fill = fill_loop() if row_count(tables) >= MANY else None
+        if fill is None or not all(table.flags.writeable for table in tables):
             return 0
-        begins, outs = zip(*ranges, strict=True)
-        if not all(out.flags.c_contiguous and out.flags.writeable for out in outs):
-            return 0
-        addresses = [out.__array_interface__["data"][0] for out in outs]
-        sizes = [out.nbytes for out in outs]
+        sizes = row_sizes(tables)
         with self._reading(file) as fd:
-            done = fill(
-                fd, *(np.array(numbers, np.int64) for numbers in (begins, addresses, sizes))
-            )
+            done = fill(fd, begins, row_addresses(tables), sizes)
         with self._lock:
-            self.bytes_read += sum(sizes[:done])
+            self.bytes_read += int(sizes[:done].sum())
         return done
 
     def expect(self, file: str, begin: int, nbytes: int) -> None:

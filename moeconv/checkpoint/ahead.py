@@ -14,6 +14,7 @@ from moeconv.checkpoint.origin import Span
 from moeconv.tensors import round_up
 
 if TYPE_CHECKING:
+    from moeconv.rows import Numbers, Tables
     from moeconv.tensors import Bytes
 
 _STREAMS: Final = 8
@@ -57,9 +58,9 @@ class HubRanges:
             self._fill(file, begin, view)
         return len(view)
 
-    def read_together(self, file: str, ranges: Sequence[tuple[int, Bytes]]) -> int:
+    def read_rows(self, file: str, begins: Numbers, tables: Tables) -> int:
         """Leave it to `read_range`: what was fetched ahead is only copied."""
-        del file, ranges
+        del file, begins, tables
         return 0
 
     @contextmanager

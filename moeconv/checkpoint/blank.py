@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.origin import Span
+    from moeconv.rows import Numbers, Tables
     from moeconv.tensors import Bytes
 
 
@@ -22,9 +23,9 @@ class BlankRanges:
         out.fill(0)
         return out.nbytes
 
-    def read_together(self, file: str, ranges: Sequence[tuple[int, Bytes]]) -> int:
-        """Do nothing: there are no more than one."""
-        del file, ranges
+    def read_rows(self, file: str, begins: Numbers, tables: Tables) -> int:
+        """Leave it to `read_range`."""
+        del file, begins, tables
         return 0
 
     def ahead(self, spans: Iterable[Span]) -> AbstractContextManager[None]:

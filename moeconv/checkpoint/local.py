@@ -19,6 +19,7 @@ from moeconv.paths import is_text, open_regular, read_regular
 if TYPE_CHECKING:
     from moeconv.checkpoint.origin import Span
     from moeconv.checkpoint.types import SourceFile, TensorRef
+    from moeconv.rows import Numbers, Tables
     from moeconv.tensors import Bytes
 
     _State: TypeAlias = tuple[int, int, int]
@@ -56,10 +57,10 @@ class LocalRanges(OpenFiles):
         with self._unchanged(file):
             return super().read_range(file, begin, out)
 
-    def read_together(self, file: str, ranges: Sequence[tuple[int, Bytes]]) -> int:
-        """Fill buffers in one call; the errors are those of `read_range`."""
+    def read_rows(self, file: str, begins: Numbers, tables: Tables) -> int:
+        """Fill rows in one call; the errors are those of `read_range`."""
         with self._unchanged(file):
-            return super().read_together(file, ranges)
+            return super().read_rows(file, begins, tables)
 
     @contextmanager
     def _unchanged(self, file: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import SourceFile, TensorRef
+    from moeconv.rows import Numbers, Tables
     from moeconv.tensors import Bytes
 
 
@@ -35,8 +36,8 @@ class Ranges(Protocol):
     def read_range(self, file: str, begin: int, out: Bytes) -> int:
         """Fill `out` (contiguous bytes) from an offset on; return how many there were."""
 
-    def read_together(self, file: str, ranges: Sequence[tuple[int, Bytes]]) -> int:
-        """Fill buffers from offsets on, where many at once are cheaper than one by one.
+    def read_rows(self, file: str, begins: Numbers, tables: Tables) -> int:
+        """Fill rows from an offset each, where many at once are cheaper than one by one.
 
         Returns how many were filled, from the first on; the rest are to be read one by one.
         """

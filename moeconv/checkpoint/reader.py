@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import chain, groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
@@ -24,6 +25,29 @@ if TYPE_CHECKING:
     from moeconv.tensors import Bytes
 
     Items: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.void]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Bytes of tensors, and where they go.
+
+    Attributes
+    ----------
+    refs, begins
+        The tensor of each row, and its byte that the row starts with.
+    out
+        `[n, bytes]`; the bytes of a row follow each other, rows may be further apart.
+    """
+
+    refs: Sequence[TensorRef]
+    begins: Sequence[int]
+    out: Bytes
+
+    def singly(self) -> Iterator[Rows]:
+        """Yield each row by itself."""
+        for i, (ref, begin) in enumerate(zip(self.refs, self.begins, strict=True)):
+            yield Rows((ref,), (begin,), self.out[i : i + 1])
+
 
 _TILE = 64
 """Rows and columns of a tile when a matrix is transposed: one cache line of 16-bit items."""
@@ -81,28 +105,23 @@ class Reader:
             )
             raise SourceError(message, hint="did the source change while it was converted?")
 
-    def read_all(self, wanted: Iterable[tuple[TensorRef, int, Bytes]]) -> None:
-        """Fill buffers from bytes of tensors on: what `read` does, for many."""
-        for _, some in groupby(wanted, lambda want: want[0].file):
-            wants = list(some)
-            with _naming(wants[0][0]):
-                ranges = [(ref.begin + begin, out) for ref, begin, out in wants]
-                done = self._ranges.read_together(wants[0][0].file, ranges)
-            for want in wants[done:]:
-                self.read(*want)
-
-    def read_parts(
-        self, parts: Sequence[tuple[Part, Bytes]], scratch: Bytes
-    ) -> Iterator[tuple[Part, Bytes]]:
-        """Do what `read_part` does, for many: yield each part and the bytes that were read."""
-        flat = [
-            out.reshape(-1) if part.is_whole_rows and out.flags.c_contiguous else None
-            for part, out in parts
-        ]
-        whole = zip(parts, flat, strict=True)
-        self.read_all((part.ref, part.span[0], raw) for (part, _), raw in whole if raw is not None)
-        for (part, out), raw in zip(parts, flat, strict=True):
-            yield part, self.read_part(part, out, scratch) if raw is None else raw
+    def read_rows(self, tables: Sequence[Rows]) -> None:
+        """Do what `read` does for many rows: the first of each table, then the second of each."""
+        refs = list(chain.from_iterable(zip(*(rows.refs for rows in tables), strict=True)))
+        file = refs[0].file
+        if any(ref.file != file for ref in refs):
+            singles = chain.from_iterable(zip(*(rows.singly() for rows in tables), strict=True))
+            for _, of_a_file in groupby(singles, lambda rows: rows.refs[0].file):
+                self.read_rows(list(of_a_file))
+            return
+        starts = chain.from_iterable(zip(*(rows.begins for rows in tables), strict=True))
+        begins = [ref.begin + start for ref, start in zip(refs, starts, strict=True)]
+        outs = [rows.out for rows in tables]
+        with _naming(refs[0]):
+            done = self._ranges.read_rows(file, np.array(begins, np.int64), outs)
+        for i in range(done, len(refs)):
+            row, table = divmod(i, len(tables))
+            self.read(refs[i], begins[i] - refs[i].begin, outs[table][row])
 
     def read_part(self, part: Part, out: Bytes, scratch: Bytes) -> Bytes:
         """Put the logical matrix of `part` into `out` and return the bytes that were read.

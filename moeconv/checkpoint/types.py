@@ -76,6 +76,12 @@ class Part:
         return BITS[self.ref.spec.dtype] // 8
 
     @property
+    def matrix_bytes(self) -> int:
+        """Bytes of the whole stored matrix."""
+        rows, cols = self.stored_shape
+        return rows * cols * self.item_bytes
+
+    @property
     def span(self) -> tuple[int, int]:
         """Byte range within the tensor that holds the taken rows, whole rows only."""
         rows, cols = self.stored_shape

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import xxhash
-
 from moeconv.conversion.budget import Limits, budget_for
 from moeconv.conversion.pieces import experts_of
 from moeconv.conversion.reading import read_matrices
 from moeconv.conversion.ring import Ring, Slot
+from moeconv.digests import xxh3_each
 from moeconv.planning.jobs import Converted
 
 if TYPE_CHECKING:
@@ -108,14 +107,13 @@ def _seconds(
     work = digest = 0.0
     for piece in pieces:
         count, matrix = len(piece.experts), piece.tensor.output.matrix
-        places = [piece.tensor.places(expert) for expert in piece.experts]
+        lots = piece.tensor.lots(piece.experts)
         sources = slot.source[: count * matrix.nbytes].reshape(count, *matrix.shape)
         outs = slot.out[: piece.size].reshape(count, -1)
         started = time.perf_counter()
-        read_matrices(reader, places, sources, slot.scratch)
+        read_matrices(reader, lots, sources, slot.scratch)
         ring.lay_out(piece.verb, sources, outs)
-        for out in outs:
-            xxhash.xxh3_128_hexdigest(out)
+        xxh3_each([outs])
         laid_out = time.perf_counter()
         hashlib.sha256(outs).hexdigest()
         work += laid_out - started

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 import xxhash
 
-from moeconv.checkpoint.reader import Reader
+from moeconv.checkpoint.reader import Reader, Rows
 from moeconv.conversion.budget import Limits, budget_for
 from moeconv.conversion.pieces import Experts, Piece, pieces_of
 from moeconv.conversion.reading import read_matrices, spans_of
 from moeconv.conversion.ring import Ring, Slot
+from moeconv.digests import xxh3_each
 from moeconv.output.manifest import SourceDigest
 from moeconv.output.records import WRITTEN, ShardRecord, TensorRecord
 from moeconv.output.shard import ShardWriter
@@ -132,7 +133,9 @@ class Pipeline:
             filled = self._laid_out(piece, slot, out)
         else:
             parts = piece.parts(out)
-            self._reader.read_all((strip.tensor.ref, strip.begin, part) for strip, part in parts)
+            self._reader.read_rows(
+                [Rows((strip.tensor.ref,), (strip.begin,), part[None]) for strip, part in parts]
+            )
             filled = _Filled()
         shard.write(piece.at, out)
         return filled
@@ -142,10 +145,10 @@ class Pipeline:
         matrix, count = piece.tensor.output.matrix, len(piece.experts)
         outs = out.reshape(count, piece.tensor.output.spec.nbytes)
         sources = slot.source[: count * matrix.nbytes].reshape(count, *matrix.shape)
-        places = [piece.tensor.places(expert) for expert in piece.experts]
-        digests = read_matrices(self._reader, places, sources, slot.scratch)
+        lots = piece.tensor.lots(piece.experts)
+        digests = read_matrices(self._reader, lots, sources, slot.scratch)
         self._ring.lay_out(piece.verb, sources, outs)
-        return _Filled(tuple(xxhash.xxh3_128_hexdigest(out) for out in outs), digests)
+        return _Filled(tuple(xxh3_each([outs])), digests)
 
     def _take_back(self, pending: _Pending, shard: ShardWriter, book: _Book) -> Moved:
         piece, slot, future = pending

@@ -1,57 +1,90 @@
-"""How does the source matrix of one expert come together?"""
+"""How do the source matrices of experts come together?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
-import xxhash
-
 from moeconv.checkpoint.origin import Span
-from moeconv.checkpoint.reader import Reader, scratch_bytes
+from moeconv.checkpoint.reader import Reader, Rows, scratch_bytes
+from moeconv.digests import xxh3_each
 from moeconv.output.manifest import SourceDigest
-from moeconv.planning.jobs import Passthrough, Place
+from moeconv.planning.jobs import Passthrough
 
 if TYPE_CHECKING:
-    from moeconv.checkpoint.types import Part
+    from moeconv.checkpoint.types import TensorRef
     from moeconv.layouts.layout import Matrix
-    from moeconv.planning.jobs import Tensor
+    from moeconv.planning.jobs import Lot, Place, Tensor
+    from moeconv.rows import Tables
     from moeconv.tensors import Bytes
 
 
-def read_matrix(
-    reader: Reader, places: Sequence[Place], out: Bytes, scratch: Bytes
-) -> tuple[SourceDigest, ...]:
-    """Assemble the source matrix of one expert in `out`, zeros where it is padded.
-
-    Returns the digests of what was read, a source tensor each.
-    """
-    return read_matrices(reader, [places], out[None], scratch)
-
-
 def read_matrices(
-    reader: Reader, experts: Sequence[Sequence[Place]], outs: Bytes, scratch: Bytes
+    reader: Reader, lots: Sequence[Lot], outs: Bytes, scratch: Bytes
 ) -> tuple[SourceDigest, ...]:
-    """Do the same for several experts, in the rows of `outs`."""
+    """Do what `fill_matrices` does, and return the digests of what was read."""
+    filled = fill_matrices(reader, lots, outs, scratch)
+    digests = chain.from_iterable(map(xxh3_each, filled))
     return tuple(
-        SourceDigest(part.ref.name, *part.span, xxhash.xxh3_128_hexdigest(raw))
-        for part, raw in reader.read_parts(windows(experts, outs), scratch)
+        SourceDigest(ref.name, begin, begin + nbytes, digest)
+        for (ref, begin, nbytes), digest in zip(_reads(lots), digests, strict=True)
     )
 
 
-def windows(experts: Sequence[Sequence[Place]], outs: Bytes) -> list[tuple[Part, Bytes]]:
-    """Return where each part goes in the rows of `outs`; what no part fills there is zeros."""
-    found = []
-    for places, out in zip(experts, outs, strict=True):
-        filled = 0
-        for place in places:
-            rows, cols = place.part.shape
-            row_bytes = cols * place.part.item_bytes
-            found.append((place.part, out[place.row : place.row + rows, :row_bytes]))
-            filled += rows * row_bytes
-        if filled < out.nbytes:
-            out.fill(0)
-    return found
+def fill_matrices(
+    reader: Reader, lots: Sequence[Lot], outs: Bytes, scratch: Bytes
+) -> Iterator[Tables]:
+    """Assemble source matrices of consecutive experts, zeros where they are padded.
+
+    Yields what was read as rows, an expert after the other, each valid until the next.
+
+    Parameters
+    ----------
+    reader
+        Where bytes come from.
+    lots
+        What each matrix is made of.
+    outs
+        `[experts, rows, bytes a row]`, contiguous.
+    scratch
+        As many bytes as `scratch_for` says.
+    """
+    windows = [_window(lot.first, outs) for lot in lots]
+    if sum(window.nbytes for window in windows) < outs.nbytes:
+        outs.fill(0)
+    if not lots:
+        return
+    if all(map(_is_as_stored, lots, windows)):
+        flat = [window.reshape(len(window), -1) for window in windows]
+        reader.read_rows(
+            [Rows(lot.refs, lot.begins, out) for lot, out in zip(lots, flat, strict=True)]
+        )
+        yield flat
+        return
+    for expert in zip(
+        *(zip(lot.parts, out, strict=True) for lot, out in zip(lots, windows, strict=True)),
+        strict=True,
+    ):
+        for part, out in expert:
+            yield [reader.read_part(part, out, scratch)[None]]
+
+
+def _window(place: Place, outs: Bytes) -> Bytes:
+    """Return where the parts of a place go, a part an expert."""
+    rows, cols = place.part.shape
+    return outs[:, place.row : place.row + rows, : cols * place.part.item_bytes]
+
+
+def _is_as_stored(lot: Lot, window: Bytes) -> bool:
+    """Say whether a part is one run of bytes where it is and where it goes."""
+    return lot.first.part.is_whole_rows and window[0].flags.c_contiguous
+
+
+def _reads(lots: Sequence[Lot]) -> Iterator[tuple[TensorRef, int, int]]:
+    """Yield which bytes of which tensor are read, in order: tensor, first byte, and how many."""
+    each = (zip(lot.refs, lot.begins, (lot.nbytes,) * len(lot.refs), strict=True) for lot in lots)
+    return chain.from_iterable(zip(*each, strict=True))
 
 
 def spans_of(tensors: Iterable[Tensor], piece_bytes: int) -> Iterator[Span]:
@@ -62,14 +95,13 @@ def spans_of(tensors: Iterable[Tensor], piece_bytes: int) -> Iterator[Span]:
             for begin in range(0, size, piece_bytes):
                 yield Span(ref.file, ref.begin + begin, min(piece_bytes, size - begin))
         else:
-            for expert in tensor.experts:
-                yield from (span_of(place.part) for place in tensor.places(expert))
+            yield from spans_of_lots(tensor.lots(tensor.experts))
 
 
-def span_of(part: Part) -> Span:
-    """Return what reading a part reads."""
-    begin, end = part.span
-    return Span(part.ref.file, part.ref.begin + begin, end - begin)
+def spans_of_lots(lots: Sequence[Lot]) -> Iterator[Span]:
+    """Yield what is read for experts, in this order."""
+    for ref, begin, nbytes in _reads(lots):
+        yield Span(ref.file, ref.begin + begin, nbytes)
 
 
 def scratch_for(places: Sequence[Place], matrix: Matrix) -> int:

@@ -16,12 +16,12 @@ import numpy as np
 from moeconv.checkpoint.reader import Reader, reader_for
 from moeconv.conversion.budget import default_workers
 from moeconv.conversion.pipeline import Moved
-from moeconv.conversion.reading import scratch_for, span_of, windows
+from moeconv.conversion.reading import fill_matrices, scratch_for, spans_of_lots
 from moeconv.errors import SourceError, UnsupportedError
 from moeconv.kernels.marlin import count_bytes
 from moeconv.kernels.scalars import are_powers
 from moeconv.layouts.layout import Facts, Slice, Survey
-from moeconv.planning.jobs import Converted, places
+from moeconv.planning.jobs import Converted, lots
 from moeconv.planning.plan import Known, Plan
 from moeconv.planning.sidecar import settle
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from moeconv.checkpoint.origin import Span
     from moeconv.checkpoint.types import Checkpoint
     from moeconv.layouts.layout import Counts, Floats, Matrix
-    from moeconv.planning.jobs import Place
+    from moeconv.planning.jobs import Lot
     from moeconv.planning.stacks import Stack
     from moeconv.tensors import Bytes
 
@@ -141,22 +141,21 @@ class _Look:
     cut: Slice
     seen: _Seen
 
-    def places(self, matrix: Matrix, expert: int) -> tuple[Place, ...]:
-        """Return where the scales of one expert are."""
-        return tuple(places(self.stack, matrix, self.cut, expert))
+    def lots(self, matrix: Matrix, experts: range) -> tuple[Lot, ...]:
+        """Return where the scales of some experts are."""
+        return tuple(lots(self.stack, matrix, self.cut, experts))
 
     def spans(self, matrices: Iterable[Matrix]) -> Iterator[Span]:
         """Yield what is read for these matrices, in this order."""
         for matrix, experts in _batches(matrices, self.stack):
-            for expert in experts:
-                yield from (span_of(place.part) for place in self.places(matrix, expert))
+            yield from spans_of_lots(self.lots(matrix, experts))
 
     def at(self, matrix: Matrix, experts: range) -> int:
         """Take in the scales of some experts; return how many bytes they are."""
         values = np.empty((len(experts), *matrix.shape), np.uint8)
-        where = [self.places(matrix, expert) for expert in experts]
-        scratch = np.empty(scratch_for(where[0], matrix), np.uint8)  # all are stored alike
-        deque(self.reader.read_parts(windows(where, values), scratch), maxlen=0)
+        where = self.lots(matrix, experts)
+        scratch = np.empty(scratch_for([lot.first for lot in where], matrix), np.uint8)
+        deque(fill_matrices(self.reader, where, values, scratch), maxlen=0)
         self.seen.note(matrix, experts, values)
         return matrix.nbytes * len(experts)
 

@@ -7,7 +7,7 @@ host holds.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -76,6 +76,8 @@ class Station:
             torch.empty(size if copies else 0, dtype=torch.uint8, device=device) for size in sizes
         ]
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # A thread that spins while it waits takes a core from the others.
+        self._done = torch.cuda.Event(blocking=True) if self._stream else None
 
     def lay_out(self, verb: Verb, sources: Bytes, outs: Bytes) -> None:
         """Fill each row of `outs` (pinned host bytes) with that row of `sources` laid out."""
@@ -83,29 +85,22 @@ class Station:
             # A number an expert is not worth the way.
             global_scales(verb, sources.reshape(len(sources), -1), outs)
             return
-        host = [torch.from_numpy(x.reshape(len(x), -1)) for x in (sources, outs)]
-        with ExitStack() as there:
-            if self._stream is not None:
-                there.enter_context(torch.cuda.device(self._device))
-                there.enter_context(torch.cuda.stream(self._stream))
-            if not self._copies:
-                self._kernels.lay_out_batch(verb, *(_seen_by(self._device, x) for x in host))
-            else:
-                mine = [
+        source, out = (torch.from_numpy(x.reshape(len(x), -1)) for x in (sources, outs))
+        with torch.cuda.stream(self._stream):
+            if self._copies:
+                there, laid = (
                     memory[: x.numel()].view(x.shape)
-                    for memory, x in zip(self._memory, host, strict=True)
-                ]
-                mine[0].copy_(host[0], non_blocking=True)
-                self._kernels.lay_out_batch(verb, *mine)
-                host[1].copy_(mine[1], non_blocking=True)
-        self._wait()
-
-    def _wait(self) -> None:
-        """Wait for the stream asleep: a thread that spins takes a core from the others."""
-        if self._stream is not None:
-            done = torch.cuda.Event(blocking=True)
-            done.record(self._stream)
-            done.synchronize()
+                    for memory, x in zip(self._memory, (source, out), strict=True)
+                )
+                there.copy_(source, non_blocking=True)
+                self._kernels.lay_out_batch(verb, there, laid)
+                out.copy_(laid, non_blocking=True)
+            else:
+                seen = (_seen_by(self._device, x) for x in (source, out))
+                self._kernels.lay_out_batch(verb, *seen)
+        if self._done is not None:
+            self._done.record(self._stream)
+            self._done.synchronize()
 
 
 @contextmanager

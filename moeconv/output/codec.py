@@ -6,7 +6,7 @@ Decoding is strict about what is there and lenient about what a later version ad
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -56,7 +56,9 @@ def read_note(path: Path, kind: type[_T]) -> _T | None:
 
 def encode_sealed(manifest: Manifest) -> bytes:
     """Return a manifest as JSON, with its own digests."""
-    own, run = _own_digests(encode(manifest))
+    own, run = _digests_of(
+        {field.name: getattr(manifest, field.name) for field in fields(manifest)}
+    )
     return encode(replace(manifest, digest=own, run_digest=run))
 
 
@@ -91,7 +93,11 @@ def _own_digests(data: bytes) -> tuple[str, str]:
 
     Two conversions of the same plan differ in the latter alone.
     """
-    table = decode(data, dict[str, object], MANIFEST_NAME)
+    return _digests_of(decode(data, dict[str, object], MANIFEST_NAME))
+
+
+def _digests_of(table: dict[str, object]) -> tuple[str, str]:
+    """Return the same, of the manifest's fields."""
     rest = {name: table[name] for name in table if name not in _UNDIGESTED}
     own, of_run = (
         hashlib.sha256(msgspec.json.encode(it, order="sorted")).hexdigest()

@@ -6,7 +6,7 @@ A `Job` is one shard: the unit of work, of commit, of resume and of parallelism.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from moeconv.checkpoint.types import Part, TensorRef
@@ -22,6 +22,44 @@ class Place:
 
     part: Part
     row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """The same place of consecutive experts, which differ in the tensor, or the index into it.
+
+    Attributes
+    ----------
+    first
+        That of the first expert.
+    refs
+        The tensor of each expert.
+    """
+
+    first: Place
+    refs: tuple[TensorRef, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read for one expert."""
+        begin, end = self.first.part.span
+        return end - begin
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """The byte of its tensor that each expert's start at."""
+        part = self.first.part
+        begin, _ = part.span
+        if part.expert is None:
+            return (begin,) * len(self.refs)
+        return tuple(begin + i * part.matrix_bytes for i in range(len(self.refs)))
+
+    @property
+    def parts(self) -> Iterator[Part]:
+        """The part of each expert."""
+        part = self.first.part
+        for i, ref in enumerate(self.refs):
+            yield replace(part, ref=ref, expert=None if part.expert is None else part.expert + i)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +86,11 @@ class Converted:
 
     def places(self, expert: int) -> tuple[Place, ...]:
         """Return what to read for one expert, and the row of the matrix it starts at."""
-        return tuple(places(self.stack, self.output.matrix, self.cut, expert))
+        return tuple(lot.first for lot in self.lots(range(expert, expert + 1)))
+
+    def lots(self, experts: range) -> tuple[Lot, ...]:
+        """Return the same for consecutive experts."""
+        return tuple(lots(self.stack, self.output.matrix, self.cut, experts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +158,21 @@ def pass_on(refs: Iterable[TensorRef], stem: str, most_bytes: int) -> Iterator[J
             )
 
 
-def places(stack: Stack, matrix: Matrix, cut: Slice, expert: int) -> Iterator[Place]:
-    """Yield the source parts of one expert's source matrix."""
+def lots(stack: Stack, matrix: Matrix, cut: Slice, experts: range) -> Iterator[Lot]:
+    """Yield the source parts of the source matrices of consecutive experts."""
     if matrix.blank:
         return
     row = next(row for row in stack.scheme.parts if row.part == matrix.part)
     for i, projection in enumerate(matrix.projections):
         source = stack.sources[projection, matrix.part]
-        part = source.part(expert)
+        part = source.part(experts.start)
         if row.axes == "matrix" and projection == "down":
             part = take(part, cols=range(cut.start // row.values, cut.stop // row.values))
         elif row.axes != "scalar" and projection != "down":
             share = 2 if projection == "gate_up" else 1
             part = take(part, rows=range(cut.start * share, cut.stop * share))
         if part.rows and part.cols:
-            yield Place(part, i * matrix.rows)
+            yield Lot(Place(part, i * matrix.rows), source.of(experts))
 
 
 def take(part: Part, *, rows: range | None = None, cols: range | None = None) -> Part:

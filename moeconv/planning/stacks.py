@@ -37,6 +37,12 @@ class Source:
     step: int = 1
     fused: int = 1
 
+    def of(self, experts: range) -> tuple[TensorRef, ...]:
+        """Return the tensor of each expert; of a stack, the same for all."""
+        if self.stacked:
+            return self.refs * len(experts)
+        return self.refs[experts.start : experts.stop]
+
     def part(self, expert: int) -> Part:
         """Return the whole matrix of one expert."""
         ref = self.refs[0] if self.stacked else self.refs[expert]

@@ -6,6 +6,7 @@ what the engines' own words make of the source: `witness` sees to that.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from moeconv.checkpoint.reader import Reader, reader_for
 from moeconv.conversion.budget import PIECE_BYTES, expert_sizes
 from moeconv.conversion.pipeline import Moved
-from moeconv.conversion.reading import read_matrix, spans_of
+from moeconv.conversion.reading import fill_matrices, spans_of
 from moeconv.errors import VerifyError
 from moeconv.kernels.scalars import source_scale
 from moeconv.layouts.verbs import GlobalScale, is_lossless
@@ -109,7 +110,8 @@ class _Check:
         matrix = tensor.output.matrix
         expected = self.buffers.expected[: matrix.nbytes].reshape(matrix.shape)
         inverted = self.buffers.inverted[: matrix.nbytes].reshape(matrix.shape)
-        read_matrix(self.reader, tensor.places(expert), expected, self.buffers.scratch)
+        lots = tensor.lots(range(expert, expert + 1))
+        deque(fill_matrices(self.reader, lots, expected[None], self.buffers.scratch), maxlen=0)
         if isinstance(verb, GlobalScale):
             source_scale(verb, stored, inverted)
         else:

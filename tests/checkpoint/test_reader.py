@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from moeconv.checkpoint.header import read_header
 from moeconv.checkpoint.local import LocalRanges
-from moeconv.checkpoint.reader import Reader, scratch_bytes
+from moeconv.checkpoint.reader import Reader, Rows, scratch_bytes
 from moeconv.checkpoint.types import Part, TensorRef
 from moeconv.errors import SourceError
 from moeconv.openfiles import fill_loop
@@ -118,7 +118,7 @@ def test_many_reads_are_as_many_single_ones(tmp_path, loops):
     refs = [ref for name in "ab" for ref in read_header(tmp_path, f"{name}.safetensors")[1]]
     outs = [np.full(ref.spec.nbytes, 0xA5, np.uint8) for ref in refs]
     with _reader(tmp_path) as reader:
-        reader.read_all((ref, 0, out) for ref, out in zip(refs, outs, strict=True))
+        reader.read_rows([Rows((r,), (0,), out[None]) for r, out in zip(refs, outs, strict=True)])
         assert [out.tobytes() for out in outs] == [tensors[ref.name][2] for ref in refs]
         assert reader.bytes_read == sum(out.nbytes for out in outs)
     assert (fill_loop() is not None) == (loops == "numba")
@@ -129,7 +129,7 @@ def test_a_file_that_ends_inside_many_reads_is_said_of_the_tensor(folder, loops)
     os.truncate(folder / NAME, ref.begin + 555)
     out = np.empty(1000, np.uint8)
     with _reader(folder) as reader, pytest.raises(SourceError, match=r"`x`: expected 100 bytes"):
-        reader.read_all((ref, at, out[at : at + 100]) for at in range(0, 1000, 100))
+        reader.read_rows([Rows([ref] * 10, range(0, 1000, 100), out.reshape(10, 100))])
     assert loops in {"numba", "without"}
 
 
@@ -184,4 +184,4 @@ def test_a_file_that_changes_while_it_is_read_is_a_source_error(folder, change):
         with pytest.raises(SourceError, match="changed while it was read"):
             reader.read(ref, 0, out)
         with pytest.raises(SourceError, match="changed while it was read"):
-            reader.read_all((ref, at, out[at : at + 100]) for at in range(0, 2000, 100))
+            reader.read_rows([Rows([ref] * 20, range(0, 2000, 100), out.reshape(20, 100))])
