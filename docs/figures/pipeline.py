@@ -32,6 +32,7 @@ import numpy as np
 
 EXPERTS, HIDDEN, INTERMEDIATE = 128, 2048, 768
 PIECE_BYTES = 1 << 24
+ORDER = {"F32": 0, "BF16": 1, "F8_E4M3": 2, "U8": 3}
 BARE = """
 import sys, types, xxhash
 from moeconv.output import shard
@@ -75,20 +76,23 @@ def make_layer(path: Path, layer: int, pool: np.ndarray, *, is_fp4: bool) -> lis
     shapes["down_proj"] = (HIDDEN, INTERMEDIATE)
     table, parts, at = {}, [], 0
     rng = np.random.default_rng(layer)
-    for expert in range(EXPERTS):
-        for name, (rows, cols) in shapes.items():
-            prefix = f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight"
-            for suffix, dtype, shape, nbytes in stored(rows, cols, is_fp4=is_fp4):
-                begin = int(rng.integers(0, pool.size - nbytes))
-                data = pool[begin : begin + nbytes]
-                if suffix == "_scale":
-                    data = np.clip(data & 127, 8, 126)
-                if suffix == "_scale_2":
-                    data = np.full(1, 0.001, np.float32).view(np.uint8)
-                offsets = [at, at + nbytes]
-                table[prefix + suffix] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-                parts.append(data)
-                at += nbytes
+    tensors = [
+        (f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight{suffix}", dtype, shape, nbytes)
+        for expert in range(EXPERTS)
+        for name, (rows, cols) in shapes.items()
+        for suffix, dtype, shape, nbytes in stored(rows, cols, is_fp4=is_fp4)
+    ]
+    # As the library writes them: the widest elements first, then by name.
+    for name, dtype, shape, nbytes in sorted(tensors, key=lambda each: (ORDER[each[1]], each[0])):
+        begin = int(rng.integers(0, pool.size - nbytes))
+        data = pool[begin : begin + nbytes]
+        if dtype == "F8_E4M3":
+            data = np.clip(data & 127, 8, 126)
+        if dtype == "F32":
+            data = np.full(1, 0.001, np.float32).view(np.uint8)
+        table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + nbytes]}
+        parts.append(data)
+        at += nbytes
     header = json.dumps(table).encode()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
