@@ -53,6 +53,22 @@ def test_a_range_is_named_also_when_it_is_all(source):
     assert names[2] == "model.layers.0.mlp.experts.w13_weight.rank1.0-3"
 
 
+@pytest.mark.parametrize("storage", ["per-expert", "stacked", "transposed"])
+@pytest.mark.parametrize("tp", [None, 2])
+def test_experts_side_by_side_are_read_as_each_by_itself(make_checkpoint, storage, tp):
+    plan, _ = runs.plan(make_checkpoint(storage=storage), Wanted(tp=tp))
+    converted = [t for job in plan.jobs for t in job.tensors if isinstance(t, Converted)]
+    for tensor in converted:
+        first, *_, last = tensor.experts
+        lots = tensor.lots(range(first, last + 1))
+        for i, expert in enumerate(range(first, last + 1)):
+            places = tensor.places(expert)
+            assert [list(lot.parts)[i] for lot in lots] == [place.part for place in places]
+            assert [(lot.first.row, lot.begins[i]) for lot in lots] == [
+                (place.row, place.part.span[0]) for place in places
+            ]
+
+
 @pytest.mark.parametrize("tp", [None, 2])
 def test_every_tensor_has_one_place(source, tp):
     plan, checkpoint = runs.plan(source, Wanted(tp=tp, max_shard_bytes=100_000))

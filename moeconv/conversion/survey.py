@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from moeconv.tensors import Bytes
 
 
-_BATCH: Final = 32
-"""Experts that one thread looks at, one after the other."""
+_BATCH_BYTES: Final = 1 << 22
+"""Scales that one thread looks at, one expert after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ def survey(plan: Plan, checkpoint: Checkpoint, reader: Reader) -> Iterator[Moved
         The source cannot be read, or holds global scales that cannot be reconciled.
     """
     known: dict[tuple[str, int | None], Facts] = {}
-    with ThreadPoolExecutor(default_workers(), thread_name_prefix="moeconv-survey") as pool:
+    threads = 2 * default_workers()  # nothing is digested meanwhile
+    with ThreadPoolExecutor(threads, thread_name_prefix="moeconv-survey") as pool:
         for stack, rank, cut in _cuts(plan):
             matrices = plan.target.layout.surveyed(stack.geometry, cut)
             if not matrices:
@@ -88,8 +89,9 @@ def _batches(matrices: Iterable[Matrix], stack: Stack) -> Iterator[tuple[Matrix,
     """Yield what one thread looks at: one kind of scale, of some experts."""
     count = stack.geometry.experts
     for matrix in matrices:
-        for first in range(0, count, _BATCH):
-            yield matrix, range(first, min(first + _BATCH, count))
+        most = max(1, _BATCH_BYTES // matrix.nbytes)
+        for first in range(0, count, most):
+            yield matrix, range(first, min(first + most, count))
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,32 @@ def test_many_reads_are_as_many_single_ones(tmp_path, loops):
     assert (fill_loop() is not None) == (loops == "numba")
 
 
+@given(
+    files=st.lists(st.integers(0, 2), min_size=1, max_size=12),
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=3),
+    gap=st.integers(0, 2),
+)
+def test_rows_of_several_tables_and_files(tmp_path_factory, files, sizes, gap):
+    root = tmp_path_factory.getbasetemp() / "rows"
+    root.mkdir(exist_ok=True)
+    data = [noise(f"rows {n}", 400) for n in range(3)]
+    for n, some in enumerate(data):
+        write_safetensors(root / f"{n}.safetensors", {"x": ("U8", (400,), some)})
+    refs = [read_header(root, f"{n}.safetensors")[1][0] for n in range(3)]
+    begins = [[(7 * i + 31 * j) % 300 for i in range(len(files))] for j in range(len(sizes))]
+    outs = [np.full((len(files), size + gap), 0xA5, np.uint8) for size in sizes]
+    with _reader(root) as reader:
+        reader.read_rows(
+            [
+                Rows([refs[n] for n in files], starts, out[:, :size])
+                for starts, out, size in zip(begins, outs, sizes, strict=True)
+            ]
+        )
+    for starts, out, size in zip(begins, outs, sizes, strict=True):
+        for n, begin, row in zip(files, starts, out, strict=True):
+            assert row.tobytes() == data[n][begin : begin + size] + b"\xa5" * gap
+
+
 def test_a_file_that_ends_inside_many_reads_is_said_of_the_tensor(folder, loops):
     ref, _ = only_ref(folder, "U8", (1000,))
     os.truncate(folder / NAME, ref.begin + 555)
