@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # is within a few per cent of a copy, for all shapes and both ways. No kernel computes with floats;
 # a newer Triton warns where nothing is said of them.
 _BLOCKS: Final = {"BLOCKS": 2, "num_warps": 8, "enable_fp_fusion": False}
-_TILES: Final = {"TILES": 32, "num_warps": 4, "enable_fp_fusion": False}
+_TILES: Final = {"TILES": 32, "num_warps": 8, "enable_fp_fusion": False}
 _GROUPS: Final = {"GROUPS": 128, "num_warps": 2, "enable_fp_fusion": False}
 
 
