@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 1 << 22
 """Largest piece that is not one expert: several small ones, or part of what passes through."""
 
-_DEVICE_PIECE_BYTES: Final = 1 << 23
+_DEVICE_PIECE_BYTES: Final = 1 << 24
 """The same where a device lays out: each launch and each copy has its price."""
 
 _MOST_WORKERS: Final = 16

@@ -75,6 +75,7 @@ class Station:
         self._memory = [
             torch.empty(size if copies else 0, dtype=torch.uint8, device=device) for size in sizes
         ]
+        self._seen: dict[tuple[torch.Size, ...], tuple[torch.Tensor, ...]] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # A thread that spins while it waits takes a core from the others.
         self._done = torch.cuda.Event(blocking=True) if self._stream else None
@@ -88,10 +89,7 @@ class Station:
         source, out = (torch.from_numpy(x.reshape(len(x), -1)) for x in (sources, outs))
         with torch.cuda.stream(self._stream):
             if self._copies:
-                there, laid = (
-                    memory[: x.numel()].view(x.shape)
-                    for memory, x in zip(self._memory, (source, out), strict=True)
-                )
+                there, laid = self._views(source.shape, out.shape)
                 there.copy_(source, non_blocking=True)
                 self._kernels.lay_out_batch(verb, there, laid)
                 out.copy_(laid, non_blocking=True)
@@ -101,6 +99,15 @@ class Station:
         if self._done is not None:
             self._done.record(self._stream)
             self._done.synchronize()
+
+    def _views(self, *shapes: torch.Size) -> tuple[torch.Tensor, ...]:
+        """Return the device's memory as tensors of the sides of a batch; few batches differ."""
+        if shapes not in self._seen:
+            self._seen[shapes] = tuple(
+                memory[: shape.numel()].view(shape)
+                for memory, shape in zip(self._memory, shapes, strict=True)
+            )
+        return self._seen[shapes]
 
 
 @contextmanager
