@@ -58,9 +58,8 @@ class Ring:
         self._stations: SimpleQueue[Station] = SimpleQueue()
         self._sharing, self._lock = 0, Lock()
         self._held, self._is_closing = ExitStack(), Event()
-        # A map starts on a page, which lets a file be written past the page cache.
-        memory = np.frombuffer(mmap.mmap(-1, budget.host_bytes), np.uint8)
-        first, *rest = np.split(memory, budget.slots)
+        is_pinned = isinstance(kernels, DeviceKernels)
+        first, *rest = np.split(_pages(budget.host_bytes, are_pinned=is_pinned), budget.slots)
         if isinstance(kernels, DeviceKernels):
             for _ in range(budget.stations):
                 self._stations.put(kernels.station(budget.sizes.source, budget.sizes.out))
@@ -139,6 +138,19 @@ class Ring:
     def peak_device_bytes(self) -> int:
         """Most device memory that was taken so far; 0 on the host."""
         return self._kernels.peak_bytes if isinstance(self._kernels, DeviceKernels) else 0
+
+
+def _pages(nbytes: int, *, are_pinned: bool) -> Bytes:
+    """Return fresh memory that starts on a page, so that files can be written past the cache.
+
+    What is pinned is all there at once, so that large pages cost nothing: the driver looks at
+    each page, and there are fewer.
+    """
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if are_pinned:
+        with suppress(OSError):  # the kernel may be built without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
 
 
 def _slot(memory: Bytes, sizes: Sizes) -> Slot:
