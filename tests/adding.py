@@ -46,9 +46,8 @@ def page(name: str) -> Page:
 
 
 def copy_package(folder: Path) -> Path:
-    """Copy the package into a folder, so that it can be changed there."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "moeconv", folder / "moeconv", ignore=ignored)
+    """Copy the package into a folder, so that it can be changed there, with what is compiled."""
+    shutil.copytree(ROOT / "moeconv", folder / "moeconv")
     return folder
 
 
