@@ -29,6 +29,9 @@ HAS_CUDA = ctypes.util.find_library("cuda") is not None
 if not HAS_CUDA:
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Torch's threads spin while they wait for each other, and the tests have every core at work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # huggingface_hub looks for the Hub's address once, when it is imported: have one from the start.
 ORIGINS = Origins()
 os.environ |= FakeHub.settings(ORIGINS.url)

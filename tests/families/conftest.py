@@ -15,7 +15,7 @@ from tests.families import tiny
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
     """Write a model type once, and return its directory and the model."""
     pytest.importorskip("transformers")
-    pytest.importorskip("torch").set_num_threads(1)  # threads cost more than they give here
+    pytest.importorskip("torch")
     done: dict[str, tuple[Path, Any]] = {}
 
     def get(name: str) -> tuple[Path, Any]:
