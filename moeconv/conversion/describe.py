@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
@@ -100,6 +101,7 @@ def _entries(
     return tuple(tensors), tuple(weights), tuple(kept)
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)
