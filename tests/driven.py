@@ -1,4 +1,4 @@
-"""The real command in a process of its own, with a fault: `driven.py FAULT AMOUNT ARGUMENT...`.
+"""The real command with a fault; as a process of its own `driven.py FAULT AMOUNT ARGUMENT...`.
 
 `kill N` dies by SIGKILL at the N-th write, fsync or rename; `count 0` prints how many there are;
 `slow S` sleeps S seconds at each write; `fsize N` cannot write past N bytes of a file.
@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 CALLS = ("pwrite", "fsync", "replace")
 
@@ -20,33 +21,40 @@ class Faulty:
 
     seen = 0
 
-    def __init__(self, name: str) -> None:
-        self.name, self.call = name, getattr(os, name)
+    def __init__(self, name: str, fault: str, amount: float) -> None:
+        self.name, self.fault, self.amount = name, fault, amount
+        self.call: Callable[..., object] = getattr(os, name)
 
     def __call__(self, *args: object) -> object:
-        if fault == "slow" and self.name == "pwrite":
-            time.sleep(amount)
-        if fault == "slow" and self.name == "replace" and str(args[1]).endswith(".safetensors"):
+        if self.fault == "slow" and self.name == "pwrite":
+            time.sleep(self.amount)
+        is_shard = self.name == "replace" and str(args[1]).endswith(".safetensors")
+        if self.fault == "slow" and is_shard:
             sys.stderr.write(f"renamed {args[1]}\n")
-        if fault == "kill" and Faulty.seen == amount:
+        if self.fault == "kill" and Faulty.seen == self.amount:
             os.kill(os.getpid(), signal.SIGKILL)
         Faulty.seen += 1
         return self.call(*args)
 
 
-# In the background a shell has the tests, and what they start, ignore Ctrl-C; a person's does not.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-fault, amount = sys.argv[1], float(sys.argv[2])
-for call in CALLS:
-    setattr(os, call, Faulty(call))
-if fault == "fsize":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(amount), int(amount)))
-sys.argv = ["moeconv", *sys.argv[3:]]
+def main(fault: str, amount: float) -> None:
+    """Run the command with a fault."""
+    # In the background a shell has its processes ignore Ctrl-C; a person's command does not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for call in CALLS:
+        setattr(os, call, Faulty(call, fault, amount))
+    if fault == "fsize":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(amount), int(amount)))
+    from moeconv.cli import main as moeconv
 
-from moeconv.cli import main  # noqa: E402  (after the faults are set)
+    try:
+        moeconv()
+    finally:
+        if fault == "count":
+            print(Faulty.seen)
 
-try:
-    main()
-finally:
-    if fault == "count":
-        print(Faulty.seen)
+
+if __name__ == "__main__":
+    _, named, much, *rest = sys.argv
+    sys.argv = ["moeconv", *rest]
+    main(named, float(much))

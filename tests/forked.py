@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -30,12 +31,14 @@ _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(list(_IMPORTED))
 
 
-def run(args: list[str], cwd: Path | None, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run `moeconv` with arguments and return its exit status, output and messages."""
+def run(
+    args: list[str], cwd: Path | None, timeout_s: float, main: Callable[[], None]
+) -> subprocess.CompletedProcess[str]:
+    """Run `moeconv` with arguments by `main`; return its exit status, output and messages."""
     with tempfile.TemporaryDirectory() as folder:
         streams = Path(folder) / "stdout", Path(folder) / "stderr"
         environment = {**os.environ, "NO_COLOR": "1"}
-        process = _CONTEXT.Process(target=_main, args=(args, cwd, environment, streams))
+        process = _CONTEXT.Process(target=_main, args=(args, cwd, environment, streams, main))
         process.start()
         process.join(timeout_s)
         if process.exitcode is None:
@@ -47,7 +50,11 @@ def run(args: list[str], cwd: Path | None, timeout_s: float) -> subprocess.Compl
 
 
 def _main(
-    args: list[str], cwd: Path | None, environment: dict[str, str], streams: tuple[Path, Path]
+    args: list[str],
+    cwd: Path | None,
+    environment: dict[str, str],
+    streams: tuple[Path, Path],
+    main: Callable[[], None],
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
@@ -63,8 +70,6 @@ def _main(
         message = "the Hub's library has read the environment of another test"
         raise AssertionError(message)
     sys.argv = ["moeconv", *args]
-    from moeconv.cli import main
-
     main()
 
 

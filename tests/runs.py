@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 from moeconv.checkpoint.types import Checkpoint
-from moeconv.cli import app
+from moeconv.cli import app, main
 from moeconv.conversion.budget import Limits
 from moeconv.conversion.convert import convert
 from moeconv.conversion.pipeline import Moved
@@ -31,6 +32,7 @@ from moeconv.planning.plan import Plan, Target, make_plan
 from moeconv.planning.sidecar import settle
 from moeconv.serving import open_converted
 from moeconv.sourcing import open_source
+from tests import driven as faults
 from tests import forked
 
 COMMAND = (sys.executable, "-m", "moeconv")
@@ -115,7 +117,7 @@ def moeconv(
     *args: str | Path, cwd: Path | None = None, timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
     """Run the real command, in a process of its own that has imported most of what it needs."""
-    return forked.run([str(arg) for arg in args], cwd, timeout_s)
+    return forked.run([str(arg) for arg in args], cwd, timeout_s, main)
 
 
 def on_a_terminal(*args: str | Path) -> str:
@@ -161,9 +163,9 @@ def start(
 
 def driven(fault: str, amount: float, *args: str | Path) -> tuple[int, str, str]:
     """Run the real command with a fault; return exit status, output and messages."""
-    process = start(fault, amount, *args)
-    out, err = process.communicate(timeout=60)
-    return process.returncode, out, err
+    faulty = partial(faults.main, fault, amount)
+    done = forked.run([str(arg) for arg in args], None, 60, faulty)
+    return done.returncode, done.stdout, done.stderr
 
 
 def json_lines(text: str) -> list[dict[str, Any]]:
