@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from moeconv.cli import app
 from moeconv.errors import MoeconvError
 from tests import runs
+from tests.sources import Tiny, write_tiny
 
 VERBS = ("trtllm", "marlin-fp4", "convert", "verify", "rank")
 runner = CliRunner()
@@ -51,17 +52,12 @@ def test_help_names_every_verb():
         ("marlin-fp4 ./x --engine ", {"vllm", "sglang"}),
     ],
 )
-def test_the_shell_completes_names(typed, completed):
+def test_the_shell_completes_names(typed, completed, monkeypatch):
     words = f"moeconv {typed}"
-    asked = {
-        "_MOECONV_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split(" ")) - 1),
-    }
-    command = [sys.executable, "-c", "from moeconv.cli import app; app(prog_name='moeconv')"]
-    done = subprocess.run(
-        command, env=os.environ | asked, capture_output=True, text=True, check=False
-    )
+    monkeypatch.setenv("_MOECONV_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+    done = runs.moeconv()
     assert (set(done.stdout.split()), done.stderr) == (completed, "")
 
 
@@ -82,17 +78,6 @@ def test_help_imports_nothing_heavy(args):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_planning_imports_no_torch(source):
-    code = (
-        "import sys; from moeconv.cli import main\n"
-        f"sys.argv = ['moeconv', 'trtllm', {str(source)!r}, '--dry-run', '--device', 'cpu']\n"
-        "try: main()\n"
-        "finally: print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
-
-
 def test_convert_verify_rank(source, tmp_path):
     out = tmp_path / "out"
     done = runs.moeconv("trtllm", source, "--out", out)
@@ -100,10 +85,10 @@ def test_convert_verify_rank(source, tmp_path):
     assert "converted to" in done.stderr
     assert "peak memory" in done.stderr
 
-    done = runs.moeconv("verify", out, "--read-data", "--source", source)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert "as its manifest says" in done.stderr
-    assert "byte for byte" in done.stderr
+    checked = runner.invoke(app, ["verify", str(out), "--read-data", "--source", str(source)])
+    assert (checked.exit_code, checked.stdout) == (0, ""), checked.stderr
+    assert "as its manifest says" in checked.stderr
+    assert "byte for byte" in checked.stderr
 
     done = runs.moeconv("rank", out, "--tp", "2", "--tp-rank", "1")
     assert done.returncode == 0, done.stderr
@@ -192,6 +177,22 @@ def test_dry_run_writes_nothing(source, tmp_path, as_json):
         assert "TP 1, 2" in done.stdout
 
 
+@pytest.fixture(scope="module")
+def places(tmp_path_factory) -> dict[str, Path]:
+    """Return what a refused command line names; it changes none of it."""
+    root = tmp_path_factory.mktemp("places")
+    source, foreign = write_tiny(root / "source", Tiny()), root / "foreign"
+    foreign.mkdir()
+    (foreign / "x").touch()
+    return {
+        "SOURCE": source,
+        "FILE": source / "config.json",
+        "OUT": runs.run(source, root / "out"),
+        "FOREIGN": foreign,
+        "OTHER": write_tiny(root / "other", Tiny(seed=1)),
+    }
+
+
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
@@ -239,18 +240,7 @@ def test_dry_run_writes_nothing(source, tmp_path, as_json):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_exit_codes(make_checkpoint, tmp_path, args, code, words, monkeypatch):
-    source, other = make_checkpoint(), make_checkpoint("other", seed=1)
-    foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    (foreign / "x").touch()
-    places = {
-        "SOURCE": source,
-        "FILE": source / "config.json",
-        "OUT": runs.run(source, tmp_path / "out"),
-        "FOREIGN": foreign,
-        "OTHER": other,
-    }
+def test_exit_codes(places, tmp_path, args, code, words):
     done = runs.moeconv(*(places.get(arg, arg) for arg in args), cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
