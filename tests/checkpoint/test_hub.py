@@ -32,11 +32,6 @@ def published(hub: FakeHub, source: Path) -> Path:
     return source
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*runs.COMMAND, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def _shards(out: Path) -> dict[str, bytes]:
     """The data of each shard; its header names the plan, which names the source."""
     return {str(it.relative_to(out)): it.read_bytes()[4096:] for it in out.rglob("*.safetensors")}
@@ -46,7 +41,7 @@ def test_the_bytes_are_those_of_the_directory(
     hub: FakeHub, published: Path, converted: Path, tmp_path: Path
 ):
     out = tmp_path / "out"
-    done = _run("trtllm", REPO, "--out", str(out))
+    done = runs.moeconv("trtllm", REPO, "--out", out)
     assert done.returncode == 0, done.stderr
     assert _shards(out) == _shards(converted)
     manifest = json.loads((out / "moeconv.json").read_bytes())
@@ -57,13 +52,12 @@ def test_the_bytes_are_those_of_the_directory(
     assert digests == {name: it.oid for name, it in head.tree.items() if it.is_lfs}
     assert not list((tmp_path / "hf-home").rglob("*"))
     assert head.oid in done.stderr
-    verified = _run("verify", str(out), "--source", f"{REPO}@{head.oid}")
-    assert verified.returncode == 0, verified.stderr
+    runs.invoke("verify", out, "--source", f"{REPO}@{head.oid}")
 
 
 def test_a_dry_run_counts_the_shards_of_the_directory_too(published: Path):
     """What restoring needs follows from headers alone, where no scales are to be read."""
-    plans = [_run("trtllm", where, "--dry-run", "--json") for where in (REPO, str(published))]
+    plans = [runs.moeconv("trtllm", it, "--dry-run", "--json") for it in (REPO, published)]
     far, near = (json.loads(it.stdout.splitlines()[-1]) for it in plans)
     assert far["shards"] == near["shards"]
     assert far["sidecar_bytes"] == near["sidecar_bytes"] > 0
@@ -145,7 +139,7 @@ def test_a_look_costs_kilobytes(hub: FakeHub, tmp_path: Path, verb: str):
 
     source = write_sparse(tmp_path / "large", 64)
     hub.store.add_folder(REPO, source)
-    done = _run(verb, REPO, "--json", *(["--dry-run"] if verb == "trtllm" else []))
+    done = runs.moeconv(verb, REPO, "--json", *(["--dry-run"] if verb == "trtllm" else []))
     assert done.returncode == 0, done.stderr
     assert (source / "model.safetensors").stat().st_size > 50 << 20
     assert hub.sent_bytes < 300_000
