@@ -123,7 +123,7 @@ def write_checkpoint(root: Path, kind: Kind, shape: Shape, size_bytes: int) -> i
     root.mkdir(parents=True)
     weight_map: dict[str, str] = {}
     total = 0
-    noise = _noise()
+    noise = _noise(min(size_bytes, _NOISE_BYTES))
     for number, tensors in enumerate(_shards(kind, shape, layers, experts)):
         file = f"model-{number + 1:05}.safetensors"
         layout = arrange(tensors, {"format": "pt"})
@@ -141,12 +141,12 @@ def write_checkpoint(root: Path, kind: Kind, shape: Shape, size_bytes: int) -> i
     return total
 
 
-def _noise() -> dict[str, bytes]:
+def _noise(size: int) -> dict[str, bytes]:
     """Return random bytes that a tensor's are taken from, by its dtype."""
     rng = np.random.default_rng(7)
     return {
-        "": rng.integers(0, 256, _NOISE_BYTES, np.uint8).tobytes(),
-        "F8_E4M3": rng.integers(*_SCALE_BYTES, _NOISE_BYTES, np.uint8).tobytes(),
+        "": rng.integers(0, 256, size, np.uint8).tobytes(),
+        "F8_E4M3": rng.integers(*_SCALE_BYTES, size, np.uint8).tobytes(),
         "F32": np.full(1, 2.0**-8, np.float32).tobytes(),
     }
 
