@@ -8,17 +8,21 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moeconv import report
 from moeconv.bench.checkpoint import KINDS
-from moeconv.bench.moves import KernelFigure, measure_kernels
 from moeconv.bench.plot import Bar, bars
 from moeconv.bench.shapes import Shape
 from moeconv.bench.whole import Trial, WholeFigure, measure_whole
 from moeconv.errors import UnsupportedError
 from moeconv.kernels import pick
 from moeconv.layouts import named_layout
+
+if TYPE_CHECKING:
+    from moeconv.bench.moves import KernelFigure
+    from moeconv.layouts.layout import Layout
+    from moeconv.layouts.verbs import Kernels
 
 LAYOUTS: Final = ("trtllm-bf16", "marlin-nvfp4", "marlin-mxfp4")
 
@@ -53,11 +57,7 @@ def run_bench(wanted: Wanted, *, plot: Path | None, as_json: bool) -> None:
     chosen = [named_layout(name) for name in wanted.layouts]
     kernels = pick(wanted.device)
     with report.waiting() as say:
-        moves: list[KernelFigure] = []
-        for shape in wanted.shapes if wanted.kernels else ():
-            for layout in chosen:
-                say(f"{layout.id}, {shape.name}")
-                moves += measure_kernels(kernels, layout, shape)
+        moves = list(_moves(wanted, kernels, chosen, say)) if wanted.kernels else []
         wholes = list(_wholes(wanted, say)) if wanted.whole else []
     if not moves and not wholes:
         message = f"nothing to measure: whole conversions are those to {', '.join(KINDS)}"
@@ -76,6 +76,17 @@ def run_bench(wanted: Wanted, *, plot: Path | None, as_json: bool) -> None:
         )
         return
     _show(moves, wholes)
+
+
+def _moves(
+    wanted: Wanted, kernels: Kernels, chosen: list[Layout], say: report.Say
+) -> Iterator[KernelFigure]:
+    from moeconv.bench.moves import measure_kernels
+
+    for shape in wanted.shapes:
+        for layout in chosen:
+            say(f"{layout.id}, {shape.name}")
+            yield from measure_kernels(kernels, layout, shape)
 
 
 def _wholes(wanted: Wanted, say: report.Say) -> Iterator[WholeFigure]:
