@@ -20,8 +20,7 @@ def test_one_file_and_one_word(tmp_path):
     adding.insert(init, "LAYOUTS: Final[tuple[Layout, ...]] = (\n", word)
 
     # The contract suite, beside the copy and under the project's settings.
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(adding.ROOT / "tests", copy / "tests", ignore=ignored)
+    shutil.copytree(adding.ROOT / "tests", copy / "tests")
     shutil.copy(adding.ROOT / "pyproject.toml", copy)
     for line in PAGE.commands:
         done = adding.run(line, copy)
