@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 1 << 22
 """Largest piece that is not one expert: several small ones, or part of what passes through."""
 
+_WORKER_PIECE_BYTES: Final = 1 << 20
+"""The same for each worker, where that is more: all wait for one interpreter, once a piece."""
+
 _DEVICE_PIECE_BYTES: Final = 1 << 24
 """The same where a device lays out: each launch and each copy has its price."""
 
@@ -156,7 +159,9 @@ def budget_for(jobs: Iterable[Job], limits: Limits, kernels: Kernels) -> Budget:
         A limit does not hold one expert.
     """
     jobs = tuple(jobs)
-    piece = _DEVICE_PIECE_BYTES if isinstance(kernels, DeviceKernels) else PIECE_BYTES
+    piece = max(PIECE_BYTES, limits.workers * _WORKER_PIECE_BYTES)
+    if isinstance(kernels, DeviceKernels):
+        piece = _DEVICE_PIECE_BYTES
     sizes = _sizes(jobs, piece)
     while piece and (
         limits.slots * sizes.total > limits.max_host_bytes
