@@ -53,7 +53,10 @@ def _kernels() -> str:
         *("of copy", "to vLLM"),
     )
     versions = ", ".join(f"{name} {number}" for name, number in figures["versions"].items())
-    source = f"\n{figures['gpu']}, {versions}; {figures['date']}: `{figures['command']}`.\n"
+    source = (
+        f"\n{figures['gpu']}, {versions}; {figures['date']}: `{figures['command']}`. "
+        f"The column of vLLM is {figures['vllm']}.\n"
+    )
     return table(header, map(_layer, figures["rows"])) + source
 
 
@@ -114,7 +117,7 @@ def _on_the_gpu() -> str:
 
 
 _STAGES: Final = {
-    "read_together": "reading many ranges in one call",
+    "read_rows": "reading many ranges in one call",
     "count_bytes": "counting scales, in the survey",
     "ShardWriter.init": "allocating the files",
     "_work": "workers, all they do to a piece",
