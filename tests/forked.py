@@ -23,9 +23,10 @@ _IMPORTED: Final = (
     "moeconv.commands.convert",
     "moeconv.commands.converted",
     "moeconv.commands.inspect",
-    "moeconv.kernels.marlin_numba",
+    "tests.warmed",
 )
-"""Nothing of this reads the environment that a test sets: the Hub's library is not among them."""
+"""Nothing of this starts a thread, or reads the environment that a test sets: the Hub's library is
+not among them."""
 
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(list(_IMPORTED))

@@ -1,0 +1,15 @@
+"""Imported where processes are forked: numba loads there, once, the loops that conversions run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moeconv.digests import xxh3_each
+from moeconv.kernels.cpu import CpuKernels
+from moeconv.layouts import LAYOUTS
+from moeconv.layouts.fingerprint import fingerprint
+from moeconv.rows import MANY
+
+xxh3_each([np.zeros((MANY, 1), np.uint8)])
+for layout in LAYOUTS:
+    fingerprint(layout, CpuKernels())
