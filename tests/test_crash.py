@@ -329,7 +329,7 @@ def test_another_plan_is_refused_while_one_runs(tiny, tmp_path):
 def test_ctrl_c_stops_and_the_same_command_resumes(tiny, expected, tmp_path):
     out = tmp_path / "out"
     args = ("trtllm", tiny, "--out", out, "--max-shard-size", "30000", "--workers", "1")
-    process = runs.start("slow", 0.3, *args)
+    process = runs.start("slow", 0.15, *args)
     wait_for(lambda: runs.shards(out))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)

@@ -16,7 +16,7 @@ from tests.runs import Wanted
 def test_another_run_that_is_alive_is_not_overwritten(source, make_checkpoint, tmp_path):
     """A stopped process would else go on in the new run's directory."""
     out = tmp_path / "out"
-    first = runs.start("slow", 0.2, "trtllm", source, "--out", out, "--max-shard-size", "30kB")
+    first = runs.start("slow", 0.1, "trtllm", source, "--out", out, "--max-shard-size", "30kB")
     until_s = time.monotonic() + 30
     while not list(out.glob(".moeconv/records/*")) and time.monotonic() < until_s:
         time.sleep(0.02)
