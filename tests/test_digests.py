@@ -12,8 +12,8 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moeconv.digests import digest_loop, xxh3_each
-from moeconv.rows import MANY
+from moeconv.ranges.digests import digest_loop, xxh3_each
+from moeconv.ranges.rows import MANY
 
 # Where XXH3 takes another way: 0, 3, 8, 16, 128, 240 bytes, and a block of 1024.
 SIZES = st.sampled_from([0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1024, 1025, 5000])
@@ -47,10 +47,10 @@ def test_bytes_that_do_not_follow_each_other_are_no_row():
 def lacking(request, monkeypatch) -> Iterator[str]:
     """Return what is not there."""
     if request.param == "numba":
-        monkeypatch.setitem(sys.modules, "moeconv.manydigests", None)
+        monkeypatch.setitem(sys.modules, "moeconv.ranges.digestloop", None)
     else:
         names = ("no_such_function",)
-        monkeypatch.setattr("moeconv.manydigests._NAMES", names)
+        monkeypatch.setattr("moeconv.ranges.digestloop._NAMES", names)
     digest_loop.cache_clear()
     yield request.param
     digest_loop.cache_clear()

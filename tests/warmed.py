@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeconv.digests import xxh3_each
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.layouts import LAYOUTS
 from moeconv.layouts.fingerprint import fingerprint
-from moeconv.rows import MANY
+from moeconv.ranges.digests import xxh3_each
+from moeconv.ranges.rows import MANY
 
 xxh3_each([np.zeros((MANY, 1), np.uint8)])
 for layout in LAYOUTS:

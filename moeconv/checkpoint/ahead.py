@@ -14,7 +14,7 @@ from moeconv.checkpoint.origin import Span
 from moeconv.tensors import round_up
 
 if TYPE_CHECKING:
-    from moeconv.rows import Numbers, Tables
+    from moeconv.ranges.rows import Numbers, Tables
     from moeconv.tensors import Bytes
 
 _STREAMS: Final = 8

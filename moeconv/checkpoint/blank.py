@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.origin import Span
-    from moeconv.rows import Numbers, Tables
+    from moeconv.ranges.rows import Numbers, Tables
     from moeconv.tensors import Bytes
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from moeconv.checkpoint.header import POINTER, read_header
 from moeconv.checkpoint.sidefiles import MANIFEST_NAME, find_side_files, warnings_of_pointers
 from moeconv.errors import SourceError, UnsupportedError
-from moeconv.openfiles import OpenFiles
 from moeconv.paths import is_text, open_regular, read_regular
+from moeconv.ranges.openfiles import OpenFiles
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.origin import Span
     from moeconv.checkpoint.types import SourceFile, TensorRef
-    from moeconv.rows import Numbers, Tables
+    from moeconv.ranges.rows import Numbers, Tables
     from moeconv.tensors import Bytes
 
     _State: TypeAlias = tuple[int, int, int]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import SourceFile, TensorRef
-    from moeconv.rows import Numbers, Tables
+    from moeconv.ranges.rows import Numbers, Tables
     from moeconv.tensors import Bytes
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import numpy as np
 
 from moeconv.errors import SourceError
+from moeconv.ranges.rows import row_by_row
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -107,14 +108,14 @@ class Reader:
 
     def read_rows(self, tables: Sequence[Rows]) -> None:
         """Do what `read` does for many rows: the first of each table, then the second of each."""
-        refs = list(chain.from_iterable(zip(*(rows.refs for rows in tables), strict=True)))
+        refs = list(row_by_row(rows.refs for rows in tables))
         file = refs[0].file
         if any(ref.file != file for ref in refs):
-            singles = chain.from_iterable(zip(*(rows.singly() for rows in tables), strict=True))
+            singles = row_by_row(rows.singly() for rows in tables)
             for _, of_a_file in groupby(singles, lambda rows: rows.refs[0].file):
                 self.read_rows(list(of_a_file))
             return
-        starts = chain.from_iterable(zip(*(rows.begins for rows in tables), strict=True))
+        starts = row_by_row(rows.begins for rows in tables)
         begins = [ref.begin + start for ref, start in zip(refs, starts, strict=True)]
         outs = [rows.out for rows in tables]
         with _naming(refs[0]):

@@ -14,8 +14,8 @@ from moeconv.conversion.budget import Limits, budget_for
 from moeconv.conversion.pieces import experts_of
 from moeconv.conversion.reading import read_matrices
 from moeconv.conversion.ring import Ring, Slot
-from moeconv.digests import xxh3_each
 from moeconv.planning.jobs import Converted
+from moeconv.ranges.digests import xxh3_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

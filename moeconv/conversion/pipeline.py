@@ -21,11 +21,11 @@ from moeconv.conversion.budget import Limits, budget_for
 from moeconv.conversion.pieces import Experts, Piece, pieces_of
 from moeconv.conversion.reading import read_matrices, spans_of
 from moeconv.conversion.ring import Ring, Slot
-from moeconv.digests import xxh3_each
 from moeconv.output.manifest import SourceDigest
 from moeconv.output.records import WRITTEN, ShardRecord, TensorRecord
 from moeconv.output.shard import ShardWriter
 from moeconv.planning.plan import Plan
+from moeconv.ranges.digests import xxh3_each
 
 if TYPE_CHECKING:
     from pathlib import Path

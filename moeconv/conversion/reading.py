@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from moeconv.checkpoint.origin import Span
 from moeconv.checkpoint.reader import Reader, Rows, scratch_bytes
-from moeconv.digests import xxh3_each
 from moeconv.output.manifest import SourceDigest
 from moeconv.planning.jobs import Passthrough
+from moeconv.ranges.digests import xxh3_each
+from moeconv.ranges.rows import row_by_row
 
 if TYPE_CHECKING:
     from moeconv.checkpoint.types import TensorRef
     from moeconv.layouts.layout import Matrix
     from moeconv.planning.jobs import Lot, Place, Tensor
-    from moeconv.rows import Tables
+    from moeconv.ranges.rows import Tables
     from moeconv.tensors import Bytes
 
 
@@ -62,12 +63,9 @@ def fill_matrices(
         )
         yield flat
         return
-    for expert in zip(
-        *(zip(lot.parts, out, strict=True) for lot, out in zip(lots, windows, strict=True)),
-        strict=True,
-    ):
-        for part, out in expert:
-            yield [reader.read_part(part, out, scratch)[None]]
+    pairs = zip(lots, windows, strict=True)
+    for part, out in row_by_row(zip(lot.parts, window, strict=True) for lot, window in pairs):
+        yield [reader.read_part(part, out, scratch)[None]]
 
 
 def _window(place: Place, outs: Bytes) -> Bytes:
@@ -83,8 +81,7 @@ def _is_as_stored(lot: Lot, window: Bytes) -> bool:
 
 def _reads(lots: Sequence[Lot]) -> Iterator[tuple[TensorRef, int, int]]:
     """Yield which bytes of which tensor are read, in order: tensor, first byte, and how many."""
-    each = (zip(lot.refs, lot.begins, (lot.nbytes,) * len(lot.refs), strict=True) for lot in lots)
-    return chain.from_iterable(zip(*each, strict=True))
+    return row_by_row(zip(lot.refs, lot.begins, repeat(lot.nbytes), strict=False) for lot in lots)
 
 
 def spans_of(tensors: Iterable[Tensor], piece_bytes: int) -> Iterator[Span]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moeconv.errors import VerifyError
-from moeconv.openfiles import OpenFiles
+from moeconv.ranges.openfiles import OpenFiles
 
 if TYPE_CHECKING:
     from moeconv.tensors import Bytes

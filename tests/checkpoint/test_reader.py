@@ -20,7 +20,7 @@ from moeconv.checkpoint.local import LocalRanges
 from moeconv.checkpoint.reader import Reader, Rows, scratch_bytes
 from moeconv.checkpoint.types import Part, TensorRef
 from moeconv.errors import SourceError
-from moeconv.openfiles import fill_loop
+from moeconv.ranges.openfiles import fill_loop
 from moeconv.tensors import BITS
 from tests.sources import noise, write_safetensors
 
@@ -105,7 +105,7 @@ def test_a_file_that_ends_early_is_a_source_error(folder):
 def loops(request, monkeypatch) -> Iterator[str]:
     """Many reads in one compiled call, and one by one where numba is not installed."""
     if request.param == "without":
-        monkeypatch.setitem(sys.modules, "moeconv.manyreads", None)
+        monkeypatch.setitem(sys.modules, "moeconv.ranges.readloop", None)
     fill_loop.cache_clear()
     yield request.param
     fill_loop.cache_clear()

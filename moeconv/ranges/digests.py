@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from moeconv.rows import MANY, row_addresses, row_count, row_sizes
+from moeconv.ranges.rows import MANY, row_addresses, row_by_row, row_count, row_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moeconv.rows import Numbers, Tables
+    from moeconv.ranges.rows import Numbers, Tables
 
 
 @functools.cache
 def digest_loop() -> Callable[[Numbers, Numbers], list[str]] | None:
     """Return what digests many ranges in one call, where numba and `xxhash` allow it."""
     try:
-        from moeconv.manydigests import digests_at, is_there
+        from moeconv.ranges.digestloop import digests_at, is_there
     except ImportError:
         return None
     return digests_at if is_there() else None
@@ -30,4 +30,4 @@ def xxh3_each(tables: Tables) -> list[str]:
     loop = digest_loop() if row_count(tables) >= MANY else None
     if loop is not None:
         return loop(row_addresses(tables), row_sizes(tables))
-    return [xxhash.xxh3_128_hexdigest(row) for rows in zip(*tables, strict=True) for row in rows]
+    return list(map(xxhash.xxh3_128_hexdigest, row_by_row(tables)))

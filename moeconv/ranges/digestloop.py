@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from moeconv.rows import Numbers
+    from moeconv.ranges.rows import Numbers
 
     Words: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
     Loop: TypeAlias = Callable[[Numbers, Numbers, Words], None]

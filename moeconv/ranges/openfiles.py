@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from moeconv.paths import open_regular
-from moeconv.rows import MANY, row_addresses, row_count, row_sizes
+from moeconv.ranges.rows import MANY, row_addresses, row_count, row_sizes
 
 if TYPE_CHECKING:
-    from moeconv.manyreads import Fill
-    from moeconv.rows import Numbers, Tables
+    from moeconv.ranges.readloop import Fill
+    from moeconv.ranges.rows import Numbers, Tables
     from moeconv.tensors import Bytes
 
 _ADVICE: Final = 4 << 20
@@ -32,7 +32,7 @@ _MOST_OPEN: Final = 24
 def fill_loop() -> Fill | None:
     """Return what fills many ranges in one call; `None` where numba is not installed."""
     try:
-        from moeconv.manyreads import fill
+        from moeconv.ranges.readloop import fill
     except ImportError:
         return None
     return fill

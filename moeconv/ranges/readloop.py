@@ -13,7 +13,7 @@ from numba import njit, types
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moeconv.rows import Numbers
+    from moeconv.ranges.rows import Numbers
 
     Fill: TypeAlias = Callable[[int, Numbers, Numbers, Numbers], int]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -12,12 +13,19 @@ if TYPE_CHECKING:
 
     Numbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 
+T = TypeVar("T")
+
 Tables: TypeAlias = "Sequence[Bytes]"
 """Tables `[n, bytes]` of as many rows, which are taken row by row: the first of each table, then
 the second of each. The bytes of a row follow each other; rows may be further apart."""
 
 MANY: Final = 4
 """So many rows are worth one call: threads that hand the interpreter on each time are slow."""
+
+
+def row_by_row(columns: Iterable[Iterable[T]]) -> Iterator[T]:
+    """Yield the first of each column, then the second of each."""
+    return chain.from_iterable(zip(*columns, strict=True))
 
 
 def row_count(tables: Tables) -> int:
