@@ -1,10 +1,10 @@
 """Trouble at a point of a conversion, again and again, without starting Python anew for each.
 
-`crashing.py OUT POINTS PROCESSES TROUBLE ARGUMENT...` runs the command ARGUMENT... `--out` a new
-folder of OUT. Each process is a fork of this one, which has everything imported (and no torch).
-POINTS is how many to try, evenly over the run; 0 is every one. TROUBLE is `death`, or what a disk
-may do (`SAID`), or several of them, by turns, with commas between. Prints as JSON how many points
-there are and were tried.
+`main` is run in a process of its own, which the others are forks of: it has everything imported
+(and no torch), and is told OUT POINTS PROCESSES TROUBLE ARGUMENT... It runs the command ARGUMENT...
+`--out` a new folder of OUT. POINTS is how many to try, evenly over the run; 0 is every one. TROUBLE
+is `death`, or what a disk may do (`SAID`), or several of them, by turns, with commas between. It
+prints as JSON how many points there are and were tried.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ from moeconv.kernels.cpu import CpuKernels
 from moeconv.output.names import MANIFEST_NAME
 from moeconv.serving.reader import open_converted
 from moeconv.verification.verify import verify
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # at the end: moeconv as installed
-
 from tests.disks import FAULTS, Disk
 
 CALLS = (
@@ -241,7 +238,3 @@ def remove(folder: Path) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     folder.rmdir()
-
-
-if __name__ == "__main__":
-    main()

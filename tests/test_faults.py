@@ -10,7 +10,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import pytest
 from moeconv import layouts
 from moeconv.errors import SourceError
 from moeconv.serving import open_converted
-from tests import disks, runs
+from tests import crashing, disks, forked, runs
 from tests.crashing import SAID
 from tests.fp4.models import Model
 from tests.sources import Tiny, write_tiny
@@ -86,9 +85,8 @@ def drive(
     folder: Path, trouble: tuple[int, int, str], *command: str | Path | int
 ) -> dict[str, int]:
     (folder / "runs").mkdir()
-    script = str(Path(__file__).with_name("crashing.py"))
-    words = (sys.executable, "-P", script, folder / "runs", *trouble, *command)
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
+    words = (folder / "runs", *trouble, *command)
+    done = forked.run([*map(str, words)], None, timeout_s=3600, main=crashing.main)
     assert done.returncode == 0, done.stderr
     counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return counts
