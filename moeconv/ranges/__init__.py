@@ -1,1 +1,1 @@
-"""Ranges of bytes, of files and of memory: read and digested many at once."""
+"""How are many ranges of bytes read, or digested, at once?"""
