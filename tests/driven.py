@@ -1,4 +1,4 @@
-"""The real command with a fault; as a process of its own `driven.py FAULT AMOUNT ARGUMENT...`.
+"""The real command with a fault, in a process of its own.
 
 `kill N` dies by SIGKILL at the N-th write, fsync or rename; `count 0` prints how many there are;
 `slow S` sleeps S seconds at each write; `fsize N` cannot write past N bytes of a file.
@@ -12,6 +12,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+
+from moeconv.cli import main as moeconv
 
 CALLS = ("pwrite", "fsync", "replace")
 
@@ -45,16 +47,8 @@ def main(fault: str, amount: float) -> None:
         setattr(os, call, Faulty(call, fault, amount))
     if fault == "fsize":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(amount), int(amount)))
-    from moeconv.cli import main as moeconv
-
     try:
         moeconv()
     finally:
         if fault == "count":
             print(Faulty.seen)
-
-
-if __name__ == "__main__":
-    _, named, much, *rest = sys.argv
-    sys.argv = ["moeconv", *rest]
-    main(named, float(much))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,29 +33,44 @@ _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(list(_IMPORTED))
 
 
-def run(
-    args: list[str], cwd: Path | None, timeout_s: float, main: Callable[[], None]
-) -> subprocess.CompletedProcess[str]:
-    """Run `moeconv` with arguments by `main`; return its exit status, output and messages."""
-    with tempfile.TemporaryDirectory() as folder:
-        streams = Path(folder) / "stdout", Path(folder) / "stderr"
+class Running:
+    """`moeconv` with arguments, run by `main`."""
+
+    def __init__(self, args: list[str], cwd: Path | None, main: Callable[[], None]) -> None:
+        self._args = ["moeconv", *args]
+        self._folder = tempfile.TemporaryDirectory()
+        self._streams = tuple(Path(self._folder.name) / name for name in ("stdout", "stderr"))
         environment = {**os.environ, "NO_COLOR": "1"}
-        process = _CONTEXT.Process(target=_main, args=(args, cwd, environment, streams, main))
-        process.start()
-        process.join(timeout_s)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise subprocess.TimeoutExpired(["moeconv", *args], timeout_s)
-        out, err = (path.read_text() for path in streams)
-        return subprocess.CompletedProcess(["moeconv", *args], process.exitcode, out, err)
+        told = (self._args, cwd, environment, self._streams, main)
+        self._process = _CONTEXT.Process(target=_main, args=told)
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, or that of the signal as a negative number, once it has ended."""
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        os.kill(self._process.pid or 0, number)
+
+    def ended(self, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """Wait for its end, and return exit status, output and messages."""
+        self._process.join(timeout_s)
+        if self.returncode is None:
+            self._process.kill()
+            self._process.join()
+            raise subprocess.TimeoutExpired(self._args, timeout_s)
+        out, err = (path.read_text() for path in self._streams)
+        self._folder.cleanup()
+        return subprocess.CompletedProcess(self._args, self.returncode, out, err)
 
 
 def _main(
     args: list[str],
     cwd: Path | None,
     environment: dict[str, str],
-    streams: tuple[Path, Path],
+    streams: tuple[Path, ...],
     main: Callable[[], None],
 ) -> None:
     os.environ.clear()
@@ -70,7 +86,7 @@ def _main(
     if "huggingface_hub" in sys.modules:
         message = "the Hub's library has read the environment of another test"
         raise AssertionError(message)
-    sys.argv = ["moeconv", *args]
+    sys.argv = args
     main()
 
 

@@ -117,7 +117,7 @@ def moeconv(
     *args: str | Path, cwd: Path | None = None, timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
     """Run the real command, in a process of its own that has imported most of what it needs."""
-    return forked.run([str(arg) for arg in args], cwd, timeout_s, main)
+    return forked.Running([str(arg) for arg in args], cwd, main).ended(timeout_s)
 
 
 def on_a_terminal(*args: str | Path) -> str:
@@ -146,25 +146,14 @@ def invoke(*args: str | Path) -> str:
     return result.output
 
 
-def start(
-    fault: str, amount: float, *args: str | Path, cwd: Path | None = None
-) -> subprocess.Popen[str]:
+def start(fault: str, amount: float, *args: str | Path) -> forked.Running:
     """Start the real command with a fault, as `driven.py` has them."""
-    script = str(Path(__file__).with_name("driven.py"))
-    return subprocess.Popen(
-        [sys.executable, "-P", script, fault, str(amount), *map(str, args)],
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return forked.Running([str(arg) for arg in args], None, partial(faults.main, fault, amount))
 
 
 def driven(fault: str, amount: float, *args: str | Path) -> tuple[int, str, str]:
     """Run the real command with a fault; return exit status, output and messages."""
-    faulty = partial(faults.main, fault, amount)
-    done = forked.run([str(arg) for arg in args], None, 60, faulty)
+    done = start(fault, amount, *args).ended()
     return done.returncode, done.stdout, done.stderr
 
 

@@ -86,7 +86,7 @@ def drive(
 ) -> dict[str, int]:
     (folder / "runs").mkdir()
     words = (folder / "runs", *trouble, *command)
-    done = forked.run([*map(str, words)], None, timeout_s=3600, main=crashing.main)
+    done = forked.Running([*map(str, words)], None, crashing.main).ended(3600)
     assert done.returncode == 0, done.stderr
     counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return counts

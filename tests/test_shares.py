@@ -238,9 +238,9 @@ def test_another_process_takes_up_the_jobs_of_one_that_died(source, expected, tm
     second = runs.start("slow", 0.02, *args)
     wait_for(lambda: runs.shards(out))
     first.send_signal(signal.SIGKILL)
-    _, messages = second.communicate(timeout=60)
-    assert second.returncode == 0, messages
-    first.communicate(timeout=10)
+    done = second.ended()
+    assert done.returncode == 0, done.stderr
+    first.ended()
     assert runs.tree(out) == runs.tree(expected)
 
 

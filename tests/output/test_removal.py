@@ -28,8 +28,7 @@ def test_another_run_that_is_alive_is_not_overwritten(source, make_checkpoint, t
         first.send_signal(signal.SIGCONT)
     assert refused.returncode == 5
     assert "another run is writing" in refused.stderr
-    first.communicate(timeout=60)
-    assert first.returncode == 0
+    assert first.ended().returncode == 0
     runs.invoke("verify", out, "--read-data", "--source", source)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,11 +51,11 @@ def test_a_kill_loses_nothing(hub: FakeHub, source: Path, plain: Path, tmp_path:
     hub.faults.append(Fault("PUT", "/lfs-store/", skip=2, delay_s=20))
     process = runs.start("none", 0, *args)
     while len(sent(hub)) < 2:
-        assert process.poll() is None
+        assert process.returncode is None
         time.sleep(0.02)
     time.sleep(0.3)
-    process.kill()
-    process.communicate()
+    process.send_signal(signal.SIGKILL)
+    process.ended()
     hub.faults.clear()
     push(source, out, "--max-disk", "600kB")
     check_same(hub, plain)
