@@ -79,7 +79,7 @@ def test_less_than_torch_alone_and_300_mb(peaks):
 def test_the_peak_that_is_told_is_its_own(source, tmp_path):
     """Also when the shell, or whatever started it, is large."""
     code = (
-        "import subprocess, sys; ballast = bytearray(b'x' * 500_000_000);"
+        "import subprocess, sys; ballast = b'x' * 500_000_000;"
         "sys.exit(subprocess.run(sys.argv[1:]).returncode)"
     )
     command = [*runs.COMMAND, "trtllm", str(source), "--out", str(tmp_path / "out"), "--json"]
