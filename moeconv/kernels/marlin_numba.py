@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from moeconv.compiling import compiled
+
 LOW_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 HIGH_NIBBLES = np.uint64(0xF0F0F0F0F0F0F0F0)
 LOW_WORD = np.uint64(0x00000000FFFFFFFF)
@@ -56,7 +58,7 @@ def _transpose(low: np.uint64, high: np.uint64) -> tuple[np.uint64, np.uint64]:
     return low, high
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def repack(source: np.ndarray, out: np.ndarray, stride_k: int, stride_n: int) -> None:
     """`source` u64 [N, K/16] -> `out` flat u64; strides in u64 of a K tile and of a unit."""
     rows, tiles = source.shape
@@ -89,7 +91,7 @@ def repack(source: np.ndarray, out: np.ndarray, stride_k: int, stride_n: int) ->
                     at += stride_k
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def unrepack(packed: np.ndarray, stride_k: int, stride_n: int, source: np.ndarray) -> None:
     """Inverse of `repack`."""
     rows, tiles = source.shape
@@ -123,7 +125,7 @@ def unrepack(packed: np.ndarray, stride_k: int, stride_n: int, source: np.ndarra
                         r2[k], r3[k] = _zip(low, high)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def permute_scales(
     source: np.ndarray,
     lut: np.ndarray,
@@ -154,7 +156,7 @@ def permute_scales(
                 first += stride_g
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled
 def byte_counts(sources: np.ndarray, counts: np.ndarray) -> None:
     """Add the histograms of u8 rows `[n, size]` to `counts` `[n, 256]`.
 

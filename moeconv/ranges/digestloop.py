@@ -15,8 +15,10 @@ import llvmlite.binding
 import numpy as np
 import xxhash
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from moeconv.compiling import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +58,7 @@ def _digest(addresses: Numbers, sizes: Numbers, out: Words) -> None:
         out[i, 1], out[i, 0] = _xxh3(addresses[i], sizes[i])
 
 
-_loop: Final[Loop] = njit(nogil=True, cache=True)(_digest)
+_loop: Final[Loop] = compiled(_digest)
 
 
 def digests_at(addresses: Numbers, sizes: Numbers) -> list[str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from numba import njit, types
+from numba import types
+
+from moeconv.compiling import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,4 +36,4 @@ def _fill(fd: int, begins: Numbers, addresses: Numbers, sizes: Numbers) -> int:
     return len(sizes)
 
 
-fill: Fill = njit(nogil=True, cache=True)(_fill)
+fill: Fill = compiled(_fill)

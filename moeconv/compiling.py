@@ -1,0 +1,32 @@
+"""Loops that numba compiles. Imported where they are: numba takes its time, and is optional.
+
+Importing this fails, as where numba is not installed, if numba is told not to compile: loops by
+Python itself are no use, and some call what Python cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from numba import config, njit
+
+_Loop = TypeVar("_Loop", bound=Callable[..., Any])
+
+if config.DISABLE_JIT:
+    message = "numba is told not to compile"
+    raise ImportError(message)
+
+
+def compiled(loop: _Loop) -> _Loop:
+    """Return a loop that other threads run beside, compiled when it is first called.
+
+    The code is kept for other processes if there is a place for it, beside the loop's or below the
+    user's home. In a container there may be none.
+    """
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        made: _Loop = njit(loop, cache=True, **options)
+    except RuntimeError:
+        made = njit(loop, **options)
+    return made
