@@ -32,6 +32,7 @@ from moeconv.tensors import TensorSpec
 from tests import runs
 from tests.fp4.models import Model
 from tests.sources import Tiny, write_tiny
+from tests.test_memory import write_sparse
 
 HOST, DEVICE = CpuKernels(), CudaKernels("cpu", TorchBatch)
 AMPLE = 1 << 40
@@ -80,6 +81,13 @@ def test_pieces_stay_small_where_memory_is_ample(plan):
     sizes = budget_for(plan.jobs, Limits(64, AMPLE, AMPLE), HOST).sizes
     assert max(sizes.source, sizes.out) <= PIECE_BYTES
     assert sizes.source > expert_sizes(plan.jobs).source
+
+
+def test_pieces_grow_with_workers_as_far_as_there_are_cores_for_them(tmp_path):
+    """More of larger ones would take memory by the square of the workers."""
+    jobs = runs.plan(write_sparse(tmp_path / "source", 64))[0].jobs
+    found = [budget_for(jobs, Limits(n, AMPLE), HOST).sizes.total for n in (2, 8, 16, 32, 500)]
+    assert found == [8 << 20, 16 << 20, 32 << 20, 32 << 20, 32 << 20]
 
 
 sizes = st.lists(st.sampled_from([0, 1, 8, 300, 5000]), min_size=1, max_size=700)

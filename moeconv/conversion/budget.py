@@ -27,7 +27,10 @@ PIECE_BYTES: Final = 1 << 22
 """Largest piece that is not one expert: several small ones, or part of what passes through."""
 
 _WORKER_PIECE_BYTES: Final = 1 << 20
-"""The same for each worker, where that is more: all wait for one interpreter, once a piece."""
+"""The same for each worker, where that is more: all wait for one interpreter, once a piece.
+
+For more than `_MOST_WORKERS` no piece grows: memory goes by how many there are, too.
+"""
 
 _DEVICE_PIECE_BYTES: Final = 1 << 24
 """The same where a device lays out: each launch and each copy has its price."""
@@ -159,7 +162,7 @@ def budget_for(jobs: Iterable[Job], limits: Limits, kernels: Kernels) -> Budget:
         A limit does not hold one expert.
     """
     jobs = tuple(jobs)
-    piece = max(PIECE_BYTES, limits.workers * _WORKER_PIECE_BYTES)
+    piece = max(PIECE_BYTES, min(limits.workers, _MOST_WORKERS) * _WORKER_PIECE_BYTES)
     if isinstance(kernels, DeviceKernels):
         piece = _DEVICE_PIECE_BYTES
     sizes = _sizes(jobs, piece)
