@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import AbstractContextManager, closing, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,7 @@ from moeconv.conversion.budget import Budget, Limits, Sizes
 from moeconv.conversion.convert import convert
 from moeconv.conversion.ring import Ring
 from moeconv.errors import UnsupportedError
+from moeconv.kernels.cpu import CpuKernels
 from moeconv.kernels.cuda import CudaKernels
 from moeconv.kernels.torch import TorchBatch
 from moeconv.output.directory import OutputDirectory
@@ -60,6 +63,23 @@ def test_a_ring_that_is_closed_early_pins_no_more():
     threading.Timer(0.1, go_on.set).start()
     ring.close()
     assert kernels.pinned_bytes <= 2 * BUDGET.sizes.total
+
+
+def test_memory_that_the_machine_does_not_have_is_said():
+    with pytest.raises(UnsupportedError, match="does not give 4503599627370496 bytes") as error:
+        Ring(CpuKernels(), Budget(Sizes(1 << 40, 0, 0), slots=1 << 12))
+    assert "--max-host-memory" in (error.value.hint or "")
+
+
+def test_processes_that_are_forked_leave_pinned_memory_where_it_is():
+    """Else the next to write to a page gets another one, and the device sees it no more."""
+    with closing(Ring(Stingy(8), BUDGET)) as ring:
+        address = ring.take().source.ctypes.data
+        smaps = Path("/proc/self/smaps").read_text()
+        # Of each range of addresses, where it ends, and its flags.
+        found = re.findall(r"(?ms)^[0-9a-f]+-([0-9a-f]+) .*?^VmFlags: (.*?)$", smaps)
+        flags = next(flags for end, flags in found if address < int(end, 16))
+        assert "dc" in flags.split()
 
 
 def test_a_driver_that_pins_nothing_is_said():

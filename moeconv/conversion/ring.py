@@ -48,8 +48,8 @@ class Ring:
     Raises
     ------
     UnsupportedError
-        The device's driver cannot pin one slot of host memory, or the device cannot hold the
-        stations. Where it pins only some slots, those are all there are.
+        The machine has not so much memory, the device's driver cannot pin one slot of it, or the
+        device cannot hold the stations. Where it pins only some slots, those are all there are.
     """
 
     def __init__(self, kernels: Kernels, budget: Budget) -> None:
@@ -145,9 +145,21 @@ def _pages(nbytes: int, *, are_pinned: bool) -> Bytes:
 
     What is pinned is all there at once, so that large pages cost nothing: the driver looks at
     each page, and there are fewer.
+
+    Raises
+    ------
+    UnsupportedError
+        The machine has not so much.
     """
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        message = f"this machine does not give {nbytes} bytes of memory: {error.strerror}"
+        hint = "a smaller `--max-host-memory`, or fewer `--workers`, may do"
+        raise UnsupportedError(message, hint=hint) from error
     if are_pinned:
+        # After a fork, whoever writes to a page first gets another one; the device keeps its own.
+        pages.madvise(mmap.MADV_DONTFORK)
         with suppress(OSError):  # the kernel may be built without them
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
