@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,6 +18,12 @@ from moeconv.ranges.rows import MANY
 
 # Where XXH3 takes another way: 0, 3, 8, 16, 128, 240 bytes, and a block of 1024.
 SIZES = st.sampled_from([0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1024, 1025, 5000])
+
+
+@pytest.fixture(autouse=True)
+def _loaded() -> None:
+    """Have the compiled loop there, whatever ran before: few bytes are not worth loading it."""
+    digest_loop()
 
 
 def tables(count: int, sizes: list[int], gap: int) -> list[np.ndarray]:
@@ -63,6 +70,18 @@ def test_the_same_without_what_makes_it_one_call(lacking):
     ]
     assert xxh3_each(made) == expected
     assert digest_loop() is None, lacking
+
+
+def test_a_small_conversion_loads_no_compiled_loops(source, tmp_path):
+    code = (
+        "import sys; from moeconv.cli import main\n"
+        f"sys.argv = ['moeconv', 'trtllm', {str(source)!r}, '--out', {str(tmp_path / 'out')!r}]\n"
+        "sys.argv += ['--device', 'cpu']\n"
+        "try: main()\n"
+        "finally: print('numba' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="wheels of other systems may hide it")

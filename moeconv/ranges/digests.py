@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from moeconv.ranges.rows import MANY, row_addresses, row_by_row, row_count, row_sizes
+from moeconv.ranges.rows import are_many, row_addresses, row_by_row, row_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ def digest_loop() -> Callable[[Numbers, Numbers], list[str]] | None:
 
 def xxh3_each(tables: Tables) -> list[str]:
     """Return the digest of each row, in their order, as hexadecimal digits."""
-    loop = digest_loop() if row_count(tables) >= MANY else None
+    loop = digest_loop() if are_many(tables) else None
     if loop is not None:
         return loop(row_addresses(tables), row_sizes(tables))
     return list(map(xxhash.xxh3_128_hexdigest, row_by_row(tables)))

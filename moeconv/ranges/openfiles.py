@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from moeconv.paths import open_regular
-from moeconv.ranges.rows import MANY, row_addresses, row_count, row_sizes
+from moeconv.ranges.rows import are_many, row_addresses, row_sizes
 
 if TYPE_CHECKING:
     from moeconv.ranges.readloop import Fill
@@ -111,7 +111,7 @@ class OpenFiles:
         OSError
             The file cannot be opened.
         """
-        fill = fill_loop() if row_count(tables) >= MANY else None
+        fill = fill_loop() if are_many(tables) else None
         if fill is None or not all(table.flags.writeable for table in tables):
             return 0
         sizes = row_sizes(tables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
@@ -22,15 +23,20 @@ the second of each. The bytes of a row follow each other; rows may be further ap
 MANY: Final = 4
 """So many rows are worth one call: threads that hand the interpreter on each time are slow."""
 
+_WORTH_BYTES: Final = 1 << 20
+"""So much is worth a quarter of a second, in which compiled loops are loaded."""
+
 
 def row_by_row(columns: Iterable[Iterable[T]]) -> Iterator[T]:
     """Yield the first of each column, then the second of each."""
     return chain.from_iterable(zip(*columns, strict=True))
 
 
-def row_count(tables: Tables) -> int:
-    """Return how many rows all tables have."""
-    return sum(len(table) for table in tables)
+def are_many(tables: Tables) -> bool:
+    """Say whether one compiled call is worth while for all rows."""
+    if sum(len(table) for table in tables) < MANY:
+        return False
+    return "numba" in sys.modules or sum(table.nbytes for table in tables) >= _WORTH_BYTES
 
 
 def row_addresses(tables: Tables) -> Numbers:
