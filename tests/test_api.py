@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import doctest
+import gc
 import math
 import shutil
 import subprocess
 import sys
+import weakref
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,25 @@ def test_a_program_makes_what_the_command_makes(source, tmp_path):
     assert runs.tree(tmp_path / "a") == runs.tree(tmp_path / "b")
     again = moeconv.convert(plan, checkpoint, tmp_path / "a", device="cpu")
     assert list(again) == [manifest]
+
+
+class Task:
+    """Holds a conversion, and itself, so that only a collection finds it when it is dropped."""
+
+    def __init__(self, *args: Any) -> None:
+        self.me, self.events = self, moeconv.convert(*args, device="cpu")
+
+
+def test_a_conversion_that_is_dropped_half_way_lets_go_of_what_it_holds(source, tmp_path):
+    checkpoint = moeconv.open_checkpoint(str(source))
+    plan = moeconv.make_plan(checkpoint, "trtllm-bf16")
+    task = Task(plan, checkpoint, tmp_path / "out")
+    next(task.events)
+    dropped = weakref.ref(task)
+    del task
+    gc.collect()
+    assert dropped() is None
+    assert list(moeconv.convert(plan, checkpoint, tmp_path / "out", device="cpu"))
 
 
 def test_a_survey_and_a_wish(tmp_path):

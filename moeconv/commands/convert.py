@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,8 +141,23 @@ def _fill(decided: _Decided, sink: Sink, options: Options, kernels: Kernels) -> 
     sink.adopt(directory, plan)
     if options.hash_source:
         checkpoint = _hashed(checkpoint)
-    events = convert(plan, checkpoint, directory, kernels, options.limits)
-    return _drive(sink.along(directory, events), plan, directory, options)
+    with _settled():
+        events = convert(plan, checkpoint, directory, kernels, options.limits)
+        return _drive(sink.along(directory, events), plan, directory, options)
+
+
+@contextmanager
+def _settled() -> Iterator[None]:
+    """Spare the garbage collector what is there by now, while the block runs.
+
+    It would look through the tables of the plan again and again, and all threads would wait. A
+    program that calls `convert` decides that for itself: what it drops meanwhile would stay.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _hashed(checkpoint: Checkpoint) -> Checkpoint:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -96,25 +94,12 @@ def convert(
     check_made_of(plan, checkpoint)
     if plan.facts is None:
         plan = survey_all(plan, checkpoint)
-    with directory.present(), _settled():
+    with directory.present():
         yield from _convert(plan, checkpoint, directory, kernels, limits)
         if not limits.share.only:
             directory.clean()
     if not limits.share.only:
         yield directory.manifest()
-
-
-@contextmanager
-def _settled() -> Iterator[None]:
-    """Spare the garbage collector what is there by now, while the block runs.
-
-    It would look through the tables of the plan again and again, and all threads would wait.
-    """
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _convert(
