@@ -6,8 +6,10 @@ Python itself are no use, and some call what Python cannot.
 
 from __future__ import annotations
 
+import functools
+import pickle
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from numba import config, njit
 
@@ -22,11 +24,21 @@ def compiled(loop: _Loop) -> _Loop:
     """Return a loop that other threads run beside, compiled when it is first called.
 
     The code is kept for other processes if there is a place for it, beside the loop's or below the
-    user's home. In a container there may be none.
+    user's home. In a container there may be none, a disk may be full, and what a crash left there
+    may be broken: all that is no reason not to convert.
     """
     options = {"nogil": True, "error_model": "numpy"}
+    alone: _Loop = njit(loop, **options)
     try:
-        made: _Loop = njit(loop, cache=True, **options)
+        kept: _Loop = njit(loop, cache=True, **options)
     except RuntimeError:
-        made = njit(loop, **options)
-    return made
+        return alone
+
+    @functools.wraps(loop)
+    def call(*args: object) -> object:
+        try:
+            return kept(*args)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            return alone(*args)  # loops raise nothing: this one has not begun
+
+    return cast("_Loop", call)
