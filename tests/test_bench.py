@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import xml.etree.ElementTree as ET
@@ -14,6 +15,7 @@ from moeconv.bench.plot import Bar, bars
 from moeconv.bench.shapes import SHAPES, Shape, find_shape
 from moeconv.bench.whole import Trial, measure_whole
 from moeconv.errors import OutputError, UnsupportedError
+from moeconv.kernels import pick
 from moeconv.kernels.cpu import CpuKernels
 from moeconv.kernels.through import Through
 from moeconv.layouts import LAYOUTS, named_layout
@@ -143,6 +145,12 @@ def test_the_command(tmp_path):
 def test_what_cannot_be_measured_is_said(args):
     with pytest.raises(UnsupportedError, match=r"nothing to measure|no shape|no layout"):
         runs.invoke("bench", *args, "--device", "cpu")
+
+
+def test_it_finds_a_device_by_itself(tmp_path):
+    args = ("--size", "1MB", "--repeats", "1", "--dir", tmp_path, "--part", "whole", "--json")
+    done = json.loads(runs.invoke("bench", *args, "--layout", "trtllm-bf16"))
+    assert [figure["device"] for figure in done["whole"]] == [pick("auto").device]
 
 
 def test_shapes_are_those_of_the_help():

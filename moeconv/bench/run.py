@@ -58,7 +58,7 @@ def run_bench(wanted: Wanted, *, plot: Path | None, as_json: bool) -> None:
     kernels = pick(wanted.device)
     with report.waiting() as say:
         moves = list(_moves(wanted, kernels, chosen, say)) if wanted.kernels else []
-        wholes = list(_wholes(wanted, say)) if wanted.whole else []
+        wholes = list(_wholes(wanted, kernels.device, say)) if wanted.whole else []
     if not moves and not wholes:
         message = f"nothing to measure: whole conversions are those to {', '.join(KINDS)}"
         raise UnsupportedError(message)
@@ -89,13 +89,13 @@ def _moves(
             yield from measure_kernels(kernels, layout, shape)
 
 
-def _wholes(wanted: Wanted, say: report.Say) -> Iterator[WholeFigure]:
+def _wholes(wanted: Wanted, device: str, say: report.Say) -> Iterator[WholeFigure]:
     for shape in wanted.shapes:
         for name in wanted.layouts:
             if name not in KINDS:
                 continue
             sizes = wanted.size_bytes, wanted.repeats
-            trial = Trial(name, shape, wanted.device, *sizes, wanted.folder, wanted.cold)
+            trial = Trial(name, shape, device, *sizes, wanted.folder, wanted.cold)
             for event in measure_whole(trial):
                 if isinstance(event, str):
                     say(event)
