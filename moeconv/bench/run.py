@@ -115,10 +115,10 @@ def _show(moves: list[KernelFigure], wholes: list[WholeFigure]) -> None:
     if moves:
         report.grid(
             "kernels: bytes read and written",
-            ("layout", "shape", "what", "kernels", "rate", "a copy", "of it"),
+            ("layout, shape", "what", "kernels", "rate", "a copy", "of it"),
             [
                 (
-                    *(one.layout, one.shape, one.what, one.kernels),
+                    *(_of(one), one.what, one.kernels),
                     *(rate(one.nbytes / one.seconds), rate(one.nbytes / one.copy_seconds)),
                     f"{one.of_copy:.0%}",
                 )
@@ -128,10 +128,10 @@ def _show(moves: list[KernelFigure], wholes: list[WholeFigure]) -> None:
     if wholes:
         report.grid(
             "whole conversions: bytes of the source",
-            ("layout", "shape", "size", "kernels", "rate", "cp -r", "time of cp's", "memory"),
+            ("layout, shape", "size", "kernels", "rate", "cp -r", "of its time", "memory"),
             [
                 (
-                    *(one.layout, one.shape, report.size(one.nbytes), one.kernels),
+                    *(_of(one), report.size(one.nbytes), one.kernels),
                     *(rate(one.nbytes / min(one.seconds)), rate(one.nbytes / min(one.cp_seconds))),
                     f"{one.of_cp:.2f}",
                     report.size(one.peak_rss_bytes),
@@ -142,6 +142,11 @@ def _show(moves: list[KernelFigure], wholes: list[WholeFigure]) -> None:
     _show_through([one for one in wholes if one.through_seconds])
 
 
+def _of(figure: KernelFigure | WholeFigure) -> str:
+    """Return the layout and the shape, under each other: a terminal has 80 columns."""
+    return f"{figure.layout}\n{figure.shape}"
+
+
 def _show_through(wholes: list[WholeFigure]) -> None:
     """Show conversions on a GPU beside copies through it, both without what starts a process."""
     if not wholes:
@@ -149,10 +154,10 @@ def _show_through(wholes: list[WholeFigure]) -> None:
     rate = report.rate
     report.grid(
         "on the GPU, without the start of a process",
-        ("layout", "shape", "rate", "plain copies", "of them", "memory there"),
+        ("layout, shape", "rate", "plain copies", "of them", "memory there"),
         [
             (
-                *(one.layout, one.shape),
+                _of(one),
                 rate(one.nbytes / min(one.own_seconds)),
                 rate(one.nbytes / min(one.through_seconds)),
                 f"{one.of_through:.0%}",
