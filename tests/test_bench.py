@@ -8,7 +8,9 @@ import subprocess
 import xml.etree.ElementTree as ET
 
 import pytest
+from rich.console import Console
 
+from moeconv import report
 from moeconv.bench.checkpoint import KINDS, write_checkpoint
 from moeconv.bench.moves import measure_kernels
 from moeconv.bench.plot import Bar, bars
@@ -145,6 +147,20 @@ def test_the_command(tmp_path):
 def test_what_cannot_be_measured_is_said(args):
     with pytest.raises(UnsupportedError, match=r"nothing to measure|no shape|no layout"):
         runs.invoke("bench", *args, "--device", "cpu")
+
+
+def test_a_picture_that_cannot_be_written_is_refused_first(tmp_path):
+    for picture in (tmp_path / "absent" / "bench.svg", tmp_path):
+        with pytest.raises(OutputError, match=f"cannot write `{picture}`: "):
+            runs.invoke("bench", "--dir", tmp_path, "--plot", picture)
+    assert not list(tmp_path.iterdir())
+
+
+def test_whole_conversions_fit_80_columns(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "out", Console(width=80))
+    args = ("--size", "1MB", "--repeats", "1", "--dir", tmp_path, "--device", "cpu")
+    shown = runs.invoke("bench", "--part", "whole", "--layout", "marlin-mxfp4-gptoss", *args)
+    assert all(name in shown for name in ("marlin-mxfp4-gptoss", "qwen3-30b-a3b", "numba"))
 
 
 def test_it_finds_a_device_by_itself(tmp_path):

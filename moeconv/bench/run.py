@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from moeconv.bench.checkpoint import KINDS
 from moeconv.bench.plot import Bar, bars
 from moeconv.bench.shapes import Shape
 from moeconv.bench.whole import Trial, WholeFigure, measure_whole
-from moeconv.errors import UnsupportedError
+from moeconv.errors import OutputError, UnsupportedError
 from moeconv.kernels import pick
 from moeconv.layouts import named_layout
 
@@ -56,14 +57,14 @@ def run_bench(wanted: Wanted, *, plot: Path | None, as_json: bool) -> None:
     """Measure, and show each figure as it is there."""
     chosen = [named_layout(name) for name in wanted.layouts]
     kernels = pick(wanted.device)
+    if plot:
+        _check_writable(plot)
     with report.waiting() as say:
         moves = list(_moves(wanted, kernels, chosen, say)) if wanted.kernels else []
         wholes = list(_wholes(wanted, kernels.device, say)) if wanted.whole else []
     if not moves and not wholes:
         message = f"nothing to measure: whole conversions are those to {', '.join(KINDS)}"
         raise UnsupportedError(message)
-    if plot:
-        plot.write_text(_picture(moves, wholes), encoding="utf-8")
     if as_json:
         report.emit(
             {
@@ -74,8 +75,26 @@ def run_bench(wanted: Wanted, *, plot: Path | None, as_json: bool) -> None:
                 "whole": [_whole(one) for one in wholes],
             }
         )
-        return
-    _show(moves, wholes)
+    else:
+        _show(moves, wholes)
+    if plot:
+        _write(plot, _picture(moves, wholes))
+
+
+def _check_writable(plot: Path) -> None:
+    """Refuse a picture that could not be written, before minutes of measuring."""
+    if plot.is_dir():
+        raise OutputError(f"cannot write `{plot}`: it is a directory")
+    if not os.access(plot if plot.exists() else plot.parent, os.W_OK):
+        why = "it may not be written" if plot.parent.is_dir() else f"there is no `{plot.parent}`"
+        raise OutputError(f"cannot write `{plot}`: {why}")
+
+
+def _write(plot: Path, picture: str) -> None:
+    try:
+        plot.write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write `{plot}`: {error.strerror}") from error
 
 
 def _moves(

@@ -24,7 +24,8 @@ class Part(StrEnum):
 
 @commands.command(
     epilog="Example: `moeconv bench --shape qwen3-235b --layout trtllm-bf16 --plot bench.svg`"
-    "\n\nExit codes: 0 done, 2 usage, 4 no such layout, shape or device, 5 the disk is full."
+    "\n\nExit codes: 0 done, 2 usage, 4 no such layout, shape or device, 5 the disk is full or "
+    "--plot cannot be written."
 )
 def bench(
     *,
