@@ -147,10 +147,10 @@ def _show(moves: list[KernelFigure], wholes: list[WholeFigure]) -> None:
     if wholes:
         report.grid(
             "whole conversions: bytes of the source",
-            ("layout, shape", "size", "kernels", "rate", "cp -r", "of its time", "memory"),
+            ("layout, shape\nkernels", "size", "rate", "cp -r", "of its\ntime", "memory"),
             [
                 (
-                    *(_of(one), report.size(one.nbytes), one.kernels),
+                    *(f"{_of(one)}\n{one.kernels}", report.size(one.nbytes)),
                     *(rate(one.nbytes / min(one.seconds)), rate(one.nbytes / min(one.cp_seconds))),
                     f"{one.of_cp:.2f}",
                     report.size(one.peak_rss_bytes),
