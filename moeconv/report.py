@@ -139,10 +139,17 @@ def _print(console: Console, grid: Table) -> None:
 def grid(
     title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: bool = False
 ) -> None:
-    """Print a table with a header to stdout; the first column folds, or each one wraps."""
+    """Print a table with a header to stdout; the first column folds, or each one wraps.
+
+    A column of names, to copy from, is kept whole where a third of the terminal holds it.
+    """
     shown = Table(title=title, title_justify="left")
     for i, name in enumerate(header):
-        shown.add_column(name, overflow="fold", no_wrap=i > 0 and not wraps)
+        column = [row[i] for row in rows]
+        is_names = not any(" " in cell for cell in column)
+        longest = max((len(line) for cell in column for line in cell.splitlines()), default=0)
+        keeps = is_names and longest <= out.width // 3 if wraps else i > 0
+        shown.add_column(name, overflow="fold", no_wrap=keeps)
     for row in rows:
         shown.add_row(*(escape(cell) for cell in row))
     _print(out, shown)

@@ -6,7 +6,9 @@ import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from moeconv import report
 from moeconv.errors import UnsupportedError
 from moeconv.families import FAMILIES
 from moeconv.inspection.explanation import explain, rank_bar, row_map
@@ -97,8 +99,10 @@ def test_explain_json():
     assert [len(one["ranks"]) for one in shown["parameters"]] == [2, 2]
 
 
-def test_list_names_all_there_is():
+def test_list_names_all_there_is(monkeypatch):
+    monkeypatch.setattr(report, "out", Console(width=80))
     shown = runs.invoke("list")
+    assert all(shown.count(f" {layout.id} ") >= 2 for layout in LAYOUTS)
     assert all(family.name in shown for family in FAMILIES)
     assert all(scheme.name in shown for scheme in SCHEMES)
     listed = json.loads(runs.invoke("list", "--json"))

@@ -49,7 +49,7 @@ def run_list(*, as_json: bool) -> None:
         "engines",
         ("engine", "flags", "layouts"),
         [
-            (f"{name} {versions}", flags, ", ".join(ids))
+            (f"{name} {versions}", flags, "\n".join(ids))
             for (name, versions, flags), ids in _by_engine().items()
         ],
         wraps=True,
