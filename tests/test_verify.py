@@ -294,3 +294,9 @@ def test_nothing_of_it_needs_torch(tmp_path, kind):
         )
         assert done.returncode == 0, done.stderr
         assert re.search(words, done.stderr)
+
+
+def test_all_data_and_a_part_of_it_contradict_each_other(tmp_path):
+    done = runs.moeconv("verify", tmp_path, "--read-data", "--read-data-subset", "1/3")
+    assert done.returncode == 2
+    assert "--read-data-subset" in done.stderr

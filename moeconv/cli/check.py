@@ -80,6 +80,8 @@ def verify(
     """
     from moeconv.commands.converted import run_compare_source, run_verify
 
+    if read_data and subset is not None:
+        raise typer.BadParameter("give one of --read-data and --read-data-subset, or neither")
     part = "1/1" if read_data else subset
     wanted = None if part is None else _subset(part)
     run_verify(converted, read_data=wanted, source=source, device=device, as_json=as_json)
