@@ -30,15 +30,17 @@ def compiled(loop: _Loop) -> _Loop:
     options = {"nogil": True, "error_model": "numpy"}
     alone: _Loop = njit(loop, **options)
     try:
-        kept: _Loop = njit(loop, cache=True, **options)
+        chosen: _Loop = njit(loop, cache=True, **options)
     except RuntimeError:
         return alone
 
     @functools.wraps(loop)
     def call(*args: object) -> object:
+        nonlocal chosen
         try:
-            return kept(*args)
+            return chosen(*args)
         except (OSError, EOFError, pickle.UnpicklingError):
-            return alone(*args)  # loops raise nothing: this one has not begun
+            chosen = alone  # from now on; loops raise nothing, so this one has not begun
+            return chosen(*args)
 
     return cast("_Loop", call)

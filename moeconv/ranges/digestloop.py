@@ -21,12 +21,11 @@ from numba.extending import intrinsic
 from moeconv.compiling import compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from moeconv.ranges.rows import Numbers
 
     Words: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
-    Loop: TypeAlias = Callable[[Numbers, Numbers, Words], None]
 
 _NAMES: Final = ("XXH3_128bits_dispatch", "XXH3_128bits")
 """The function that uses all of an x86 processor, and that of any processor."""
@@ -52,19 +51,17 @@ def _xxh3(_typing: object, _address: object, _size: object) -> object:
     return types.UniTuple(types.uint64, 2)(types.uintp, types.uintp), call
 
 
+@compiled
 def _digest(addresses: Numbers, sizes: Numbers, out: Words) -> None:
     """Fill `out` `[n, 2]` with the high and the low word of each digest."""
     for i in range(len(sizes)):
         out[i, 1], out[i, 0] = _xxh3(addresses[i], sizes[i])
 
 
-_loop: Final[Loop] = compiled(_digest)
-
-
 def digests_at(addresses: Numbers, sizes: Numbers) -> list[str]:
     """Return the digests of ranges of memory."""
     words = np.empty((len(sizes), 2), np.uint64)
-    _loop(addresses, sizes, words)
+    _digest(addresses, sizes, words)
     text = words.astype(">u8").tobytes().hex()
     return [text[at : at + 32] for at in range(0, len(text), 32)]
 

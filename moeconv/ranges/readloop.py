@@ -24,7 +24,8 @@ pread: Callable[[int, int, int, int], int] = types.ExternalFunction(
 )
 
 
-def _fill(fd: int, begins: Numbers, addresses: Numbers, sizes: Numbers) -> int:
+@compiled
+def fill(fd: int, begins: Numbers, addresses: Numbers, sizes: Numbers) -> int:
     """Fill ranges of memory from offsets of a file; return how many before one that fails."""
     for i in range(len(sizes)):
         done = 0
@@ -34,6 +35,3 @@ def _fill(fd: int, begins: Numbers, addresses: Numbers, sizes: Numbers) -> int:
                 return i
             done += got
     return len(sizes)
-
-
-fill: Fill = compiled(_fill)
