@@ -106,10 +106,8 @@ def _seconds(
     """Return the time of a worker, and of the thread that digests the file, for some experts."""
     work = digest = 0.0
     for piece in pieces:
-        count, matrix = len(piece.experts), piece.tensor.output.matrix
+        sources, outs = piece.sides(slot)
         lots = piece.tensor.lots(piece.experts)
-        sources = slot.source[: count * matrix.nbytes].reshape(count, *matrix.shape)
-        outs = slot.out[: piece.size].reshape(count, -1)
         started = time.perf_counter()
         read_matrices(reader, lots, sources, slot.scratch)
         ring.lay_out(piece.verb, sources, outs)

@@ -11,6 +11,7 @@ from moeconv.planning.jobs import Converted, Passthrough
 
 if TYPE_CHECKING:
     from moeconv.conversion.budget import Sizes
+    from moeconv.conversion.ring import Slot
     from moeconv.layouts.verbs import Verb
     from moeconv.output.shard import Entry
     from moeconv.planning.jobs import Job
@@ -30,6 +31,12 @@ class Experts:
     size: int
     experts: range
     verb: Verb
+
+    def sides(self, slot: Slot) -> tuple[Bytes, Bytes]:
+        """Return where in a slot its source matrices `[n, rows, bytes]` and results go."""
+        count, matrix = len(self.experts), self.tensor.output.matrix
+        sources = slot.source[: count * matrix.nbytes].reshape(count, *matrix.shape)
+        return sources, slot.out[: self.size].reshape(count, self.tensor.output.spec.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class Pipeline:
     def _work(self, piece: Piece, slot: Slot, shard: ShardWriter) -> _Filled:
         out = slot.out[: piece.size]
         if isinstance(piece, Experts):
-            filled = self._laid_out(piece, slot, out)
+            filled = self._laid_out(piece, slot)
         else:
             parts = piece.parts(out)
             self._reader.read_rows(
@@ -140,11 +140,9 @@ class Pipeline:
         shard.write(piece.at, out)
         return filled
 
-    def _laid_out(self, piece: Experts, slot: Slot, out: Bytes) -> _Filled:
+    def _laid_out(self, piece: Experts, slot: Slot) -> _Filled:
         """Read the experts of a piece into a slot and lay them out there."""
-        matrix, count = piece.tensor.output.matrix, len(piece.experts)
-        outs = out.reshape(count, piece.tensor.output.spec.nbytes)
-        sources = slot.source[: count * matrix.nbytes].reshape(count, *matrix.shape)
+        sources, outs = piece.sides(slot)
         lots = piece.tensor.lots(piece.experts)
         digests = read_matrices(self._reader, lots, sources, slot.scratch)
         self._ring.lay_out(piece.verb, sources, outs)
