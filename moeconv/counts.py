@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import operator
-from typing import SupportsIndex
+from typing import Final, SupportsIndex
 
 from moeconv.errors import UnsupportedError
+
+MOST_WORKERS: Final = 1 << 10
+"""More threads than any machine has a use for: above it, it is a slip."""
 
 
 def check_count(

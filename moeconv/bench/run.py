@@ -204,8 +204,6 @@ def _picture(moves: list[KernelFigure], wholes: list[WholeFigure]) -> str:
 
 def _machine(device: str) -> dict[str, str | int]:
     """Return what the figures depend on."""
-    import os
-
     found: dict[str, str | int] = {
         "cpus": len(os.sched_getaffinity(0)),
         "load": str(round(os.getloadavg()[0], 1)),

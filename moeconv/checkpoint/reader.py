@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
     Items: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.void]]
 
+_TILE = 64
+"""Rows and columns of a tile when a matrix is transposed: one cache line of 16-bit items."""
+
+
+AHEAD_BYTES: Final = 1 << 26
+"""Memory for what is fetched ahead from afar, where nothing says how much there is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -48,14 +55,6 @@ class Rows:
         """Yield each row by itself."""
         for i, (ref, begin) in enumerate(zip(self.refs, self.begins, strict=True)):
             yield Rows((ref,), (begin,), self.out[i : i + 1])
-
-
-_TILE = 64
-"""Rows and columns of a tile when a matrix is transposed: one cache line of 16-bit items."""
-
-
-AHEAD_BYTES: Final = 1 << 26
-"""Memory for what is fetched ahead from afar, where nothing says how much there is."""
 
 
 def reader_for(checkpoint: Checkpoint, ahead_bytes: int = AHEAD_BYTES) -> Reader:

@@ -14,6 +14,7 @@ import typer
 
 from moeconv.cli import completion
 from moeconv.commands.options import Options
+from moeconv.counts import MOST_WORKERS
 from moeconv.paths import is_there
 from moeconv.share import WHOLE, Share, launched, parse_share
 
@@ -30,9 +31,6 @@ EXIT_CODES: Final = (
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _MOST_BYTES: Final = 10**18
 _BINARY: Final = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
-
-
-_MOST_WORKERS: Final = 1 << 10
 
 
 def parse_size(text: str | int) -> int:
@@ -165,7 +163,7 @@ SHARED: Final[Mapping[str, ParameterInfo]] = {
     "workers": typer.Option(
         "--workers",
         min=1,
-        max=_MOST_WORKERS,
+        max=MOST_WORKERS,
         help="Threads that read, lay out and write.",
         show_default="half of the cores, 2 to 16",
         rich_help_panel=_WORK,

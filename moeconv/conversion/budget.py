@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from moeconv.conversion.reading import scratch_for
-from moeconv.counts import check_count
+from moeconv.counts import MOST_WORKERS, check_count
 from moeconv.errors import UnsupportedError
 from moeconv.layouts.verbs import DeviceKernels
 from moeconv.planning.jobs import Converted, Job
@@ -36,9 +36,6 @@ _DEVICE_PIECE_BYTES: Final = 1 << 24
 """The same where a device lays out: each launch and each copy has its price."""
 
 _MOST_WORKERS: Final = 16
-
-_ABSURD_WORKERS: Final = 1024
-"""More threads than any machine has a use for: it is a slip."""
 
 _STATIONS: Final = 3
 """One batch goes up, one is laid out and one comes back; a device does no more at a time."""
@@ -70,7 +67,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        check_count("workers", self.workers, least=1, most=_ABSURD_WORKERS)
+        check_count("workers", self.workers, least=1, most=MOST_WORKERS)
         check_count("max_host_bytes", self.max_host_bytes, least=0)
         check_count("max_device_bytes", self.max_device_bytes, least=0)
         if self.max_shards is not None:

@@ -41,9 +41,7 @@ def chosen(
     found = tuple(stack for stack in stacks if first <= stack.layer <= last)
     said = f"`--layers {first}-{last}`"
     if not found:
-        message = (
-            f"`--layers {first}-{last}` holds no layer with experts; they are in {begin} to {end}"
-        )
+        message = f"{said} holds no layer with experts; they are in {begin} to {end}"
         raise UnsupportedError(message)
     if found == stacks:
         return stacks, None, (f"{said} is all of the model: experts are in {begin} to {end}",)

@@ -174,8 +174,7 @@ class Reassembly:
                 part = place.part
                 if part.ref.file != name or self._is_kept(part):
                     continue
-                rows, cols = part.stored_shape
-                size = rows * cols * part.item_bytes
+                size = part.matrix_bytes
                 key = part.ref, (part.expert or 0) * size
                 slab = slabs.setdefault(key, np.empty(size, np.uint8))
                 height, width = part.shape
